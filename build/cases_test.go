@@ -38,9 +38,7 @@ func TestRules(t *testing.T) {
 		if r.name == "header" {
 			continue // it has no sample without header, see TestHeader
 		}
-		if len(samples[r.name]) == 0 {
-			t.Errorf("rule %s has no samples", r.name)
-		}
+		kit.Check(t, len(samples[r.name]) != 0, "rule %s has no samples", r.name)
 		for name, s := range samples[r.name] {
 			t.Run(r.name+"/"+name, func(t *testing.T) {
 				file, err := parse(orDefault(s.path), []byte(header+s.text))
@@ -86,9 +84,7 @@ func TestHeader(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, err := parse("p.go", []byte(c.text))
 			kit.Must(t, err)
-			if bad := len(checkHeader(s)) > 0; bad != c.bad {
-				t.Errorf("at fault = %v, want %v", bad, c.bad)
-			}
+			kit.Equal(t, len(checkHeader(s)) > 0, c.bad, "at fault")
 		})
 	}
 }
@@ -126,9 +122,7 @@ func TestReplacements(t *testing.T) {
 		"commented": {"module m\n\n// replace a.example/b => ../b\n", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := len(replacements([]byte(c.mod))); got != c.want {
-				t.Errorf("findings = %d, want %d", got, c.want)
-			}
+			kit.Equal(t, len(replacements([]byte(c.mod))), c.want, "findings")
 		})
 	}
 }

@@ -30,9 +30,7 @@ func TestMakeNotesRevision(t *testing.T) {
 		return // no repository, and so no commit
 	}
 	made, err := exec.Command("make", "-C", "..", "-n", "bin/kube-proxy").CombinedOutput()
-	if err != nil {
-		t.Fatalf("make -n: %v: %s", err, made)
-	}
+	kit.Need(t, err == nil, "make -n: %v: %s", err, made)
 	if want := "," + strings.TrimSpace(string(commit)) + ","; !strings.Contains(string(made), want) {
 		t.Errorf("want %s in\n%s", want, made)
 	}
@@ -45,9 +43,7 @@ func TestNightlyFuzzes(t *testing.T) {
 		t.Errorf("make -n nightly: %v, want build/fuzz.sh in\n%s", err, made)
 	}
 	said, err := exec.Command("./fuzz.sh", "none").CombinedOutput()
-	if err != nil {
-		t.Fatalf("fuzz.sh: %v: %s", err, said)
-	}
+	kit.Need(t, err == nil, "fuzz.sh: %v: %s", err, said)
 	for _, dir := range []string{"cmd", "common", "config", "platform", "test"} {
 		err := filepath.WalkDir("../"+dir, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, "_test.go") {
@@ -61,9 +57,7 @@ func TestNightlyFuzzes(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		kit.Check(t, err == nil, "%v", err)
 	}
 }
 
@@ -90,9 +84,7 @@ func TestMakeWithoutEarlierVersion(t *testing.T) {
 // another run has it, in every package where it is left out.
 func TestLeftOutTestsRun(t *testing.T) {
 	made, err := exec.Command("make", "-C", "..", "-n", "test", "rest").CombinedOutput()
-	if err != nil {
-		t.Fatalf("make -n: %v: %s", err, made)
-	}
+	kit.Need(t, err == nil, "make -n: %v: %s", err, made)
 	var runs []testRun
 	for line := range strings.Lines(string(made)) {
 		if strings.Contains(line, "build/testreport") && !strings.Contains(line, "-exec") && !strings.Contains(line, "SOCKET_ACCELERATION=1") {
@@ -107,9 +99,7 @@ func TestLeftOutTestsRun(t *testing.T) {
 	}
 	for _, r := range runs {
 		for _, name := range r.skip {
-			if len(where[name]) == 0 {
-				t.Errorf("there is no Test%s, which make leaves out", name)
-			}
+			kit.Check(t, len(where[name]) != 0, "there is no Test%s, which make leaves out", name)
 			elsewhere := func(dir string) bool {
 				return !r.has(dir) || slices.ContainsFunc(runs, func(r testRun) bool { return r.runs(name, dir) })
 			}
@@ -163,9 +153,7 @@ var (
 // to a heading of it.
 func TestLinks(t *testing.T) {
 	files := documents(t)
-	if len(files) < 20 {
-		t.Fatalf("%d documents, want more", len(files))
-	}
+	kit.Need(t, len(files) >= 20, "%d documents, want more", len(files))
 	for _, file := range files {
 		for _, m := range link.FindAllStringSubmatch(readDocument(t, file), -1) {
 			if !strings.Contains(m[1], "://") {

@@ -88,13 +88,9 @@ func TestChartKnowsFields(t *testing.T) {
 	const begin, end = "    \"config\": {\n", "\n    },\n"
 	before, rest, ok := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, end)
-	if !ok || !ended {
-		t.Fatalf("%s has no definition config", chartSchema)
-	}
+	kit.Need(t, ok && ended, "%s has no definition config", chartSchema)
 	want := before + begin + definition() + end + after
-	if !json.Valid([]byte(want)) {
-		t.Fatalf("not JSON:\n%s", want)
-	}
+	kit.Need(t, json.Valid([]byte(want)), "not JSON:\n%s", want)
 	if *update {
 		kit.Must(t, os.WriteFile(chartSchema, []byte(want), 0o644))
 	} else if want != string(text) {
@@ -216,12 +212,8 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 		for _, value := range append(slices.Clone(values.good), values.bad...) {
 			want := slices.Contains(values.good, value)
 			_, err := load(t, Linux, fmt.Sprintf(cmp.Or(values.form, plain(field)), value))
-			if (err == nil) != want {
-				t.Errorf("%s %q: the program says %v, want accepted %v", field, value, err, want)
-			}
-			if got := accepts(value); got != want {
-				t.Errorf("%s %q: the chart accepts it: %v, want %v", field, value, got, want)
-			}
+			kit.Check(t, (err == nil) == want, "%s %q: the program says %v, want accepted %v", field, value, err, want)
+			kit.Equal(t, accepts(value), want, "%s %q: the chart accepts it", field, value)
 		}
 	}
 }

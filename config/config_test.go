@@ -66,9 +66,7 @@ func load(t *testing.T, os OS, body string, args ...string) (*Config, error) {
 func mustLoad(t *testing.T, os OS, body string, args ...string) *Config {
 	t.Helper()
 	c, err := load(t, os, body, args...)
-	if err != nil {
-		t.Fatalf("load: %v", err)
-	}
+	kit.Need(t, err == nil, "load: %v", err)
 	return c
 }
 
@@ -186,9 +184,7 @@ func TestNodePorts(t *testing.T) {
 			if r.Primary {
 				got += "primary"
 			}
-			if got != tt.want {
-				t.Errorf("NodePorts = %q, want %q", got, tt.want)
-			}
+			kit.Check(t, got == tt.want, "NodePorts = %q, want %q", got, tt.want)
 		})
 	}
 }
@@ -205,17 +201,13 @@ func TestNodeName(t *testing.T) {
 
 func TestNodeIP(t *testing.T) {
 	for bind, want := range map[string]string{"": "invalid IP", "0.0.0.0": "invalid IP", "'::'": "invalid IP", "192.0.2.1": "192.0.2.1", "'::ffff:192.0.2.1'": "192.0.2.1"} {
-		if got := mustLoad(t, Linux, "bindAddress: "+bind).NodeIP().String(); got != want {
-			t.Errorf("bindAddress %s: NodeIP = %s, want %s", bind, got, want)
-		}
+		kit.Equal(t, mustLoad(t, Linux, "bindAddress: "+bind).NodeIP().String(), want, "bindAddress %s: NodeIP", bind)
 	}
 }
 
 func TestIgnoreExternalIPs(t *testing.T) {
 	for body, want := range map[string]bool{"": false, "featureGates: {AllowServiceExternalIPs: true}": false, "featureGates: {AllowServiceExternalIPs: false}": true} {
-		if got := mustLoad(t, Linux, body).IgnoreExternalIPs(); got != want {
-			t.Errorf("%q: IgnoreExternalIPs = %v, want %v", body, got, want)
-		}
+		kit.Equal(t, mustLoad(t, Linux, body).IgnoreExternalIPs(), want, "%q: IgnoreExternalIPs", body)
 	}
 }
 
@@ -239,9 +231,7 @@ func TestRoundTrip(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "config.yaml")
 			kit.Must(t, os.WriteFile(file, []byte(first), 0o600))
 			c, err := Load(&Flags{Modes: testModes, Config: file, StrictConfig: true}, tt.os)
-			if err != nil {
-				t.Fatalf("check what was written: %v", err)
-			}
+			kit.Need(t, err == nil, "check what was written: %v", err)
 			kit.Same(t, "second writing (-first +second)", first, written(c))
 		})
 	}
@@ -307,9 +297,7 @@ func TestValidate(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := load(t, Linux, tt.body, tt.args...)
-			if err == nil {
-				t.Fatalf("no error, want %q", tt.want)
-			}
+			kit.Need(t, err != nil, "no error, want %q", tt.want)
 			kit.Same(t, "errors (-want +got)", tt.want, strings.Split(err.Error(), "\n"))
 		})
 	}
@@ -349,9 +337,7 @@ func TestPortRange(t *testing.T) {
 	}
 	for s, want := range tests {
 		first, last, ok := portRange(s)
-		if got := (result{first, last, ok}); got != want {
-			t.Errorf("portRange(%q) = %v, want %v", s, got, want)
-		}
+		kit.Equal(t, (result{first, last, ok}), want, "portRange(%q)", s)
 	}
 	for _, s := range []string{"-", "a-b", "1-", "+1", "-5", "1-2-3", "1:2"} {
 		if _, _, ok := portRange(s); ok {
@@ -446,9 +432,7 @@ func TestUDPIdleTimeout(t *testing.T) {
 			if c.UDPIdleTimeout != tt.want || !strings.Contains(note, tt.note) || tt.note == "" && strings.Contains(note, "udp") {
 				t.Errorf("%s, %q; want %s, %q", c.UDPIdleTimeout, note, tt.want, tt.note)
 			}
-			if overrides := len(c.Overrides); (name == "both") != (overrides == 1) {
-				t.Errorf("%d overrides", overrides)
-			}
+			kit.Check(t, (name == "both") == (len(c.Overrides) == 1), "%d overrides", len(c.Overrides))
 		})
 	}
 	old, now := mustLoad(t, Linux, "mode: userspace\n"), mustLoad(t, Linux, "mode: userspace\n", "--udp-timeout=2s", "--proxy-port-range=5000-5003")
@@ -641,9 +625,7 @@ func TestFeatureHelp(t *testing.T) {
 func TestIPVSGate(t *testing.T) {
 	_, err := Load(flagsOf(t, "--proxy-mode=ipvs", "--feature-gates=KubeProxyIPVS=false"), Linux)
 	const want = "--proxy-mode: mode: ipvs is switched off by featureGates[KubeProxyIPVS]: want another mode, or the gate on"
-	if err == nil || err.Error() != want {
-		t.Errorf("Load = %v, want %s", err, want)
-	}
+	kit.Check(t, err != nil && err.Error() == want, "Load = %v, want %s", err, want)
 }
 
 // TestFamilyNotes checks notes about settings that omit a family.

@@ -154,9 +154,7 @@ func TestDiffOnWindows(t *testing.T) {
 	}
 	got := Diff(old, now, in(Kernelspace))
 	kit.Same(t, "Diff (-want +got)", want, got)
-	if text := got[1].String(); text != `winkernel.sourceVip: "" -> "192.0.2.1"` {
-		t.Errorf("String = %s", text)
-	}
+	kit.Equal(t, got[1].String(), `winkernel.sourceVip: "" -> "192.0.2.1"`, "String")
 }
 
 // Flags still take precedence when the file is read again.
@@ -216,9 +214,7 @@ func TestSwitches(t *testing.T) {
 			})
 		}
 		for _, c := range []*Config{mustLoad(t, Linux, o.path+": yes\n"), mustLoad(t, Linux, o.path+": "+other+"\n", "--"+o.flag+"="+cmp.Or(o.alone, "on"))} {
-			if off(o.of(&c.Switches)) {
-				t.Errorf("%s: yes, or the flag alone, is off", o.path)
-			}
+			kit.Check(t, !off(o.of(&c.Switches)), "%s: yes, or the flag alone, is off", o.path)
 		}
 		o.checkField(t, other)
 	}
@@ -340,14 +336,10 @@ func TestEveryFlag(t *testing.T) {
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	new(Flags).Register(fs)
 	for _, name := range strings.Fields(documented) {
-		if fs.Lookup(name) == nil {
-			t.Errorf("--%s is missing", name)
-		}
+		kit.Check(t, fs.Lookup(name) != nil, "--%s is missing", name)
 	}
 	fs.VisitAll(func(f *pflag.Flag) {
-		if len(f.Annotations[GroupAnnotation]) != 1 {
-			t.Errorf("--%s has no group", f.Name)
-		}
+		kit.Check(t, len(f.Annotations[GroupAnnotation]) == 1, "--%s has no group", f.Name)
 		if shared := slices.Contains(strings.Fields(sharedFlags+" "+sharedSwitches), f.Name); f.Hidden != shared || f.Deprecated != "" {
 			t.Errorf("--%s is hidden from help: %t, want %t", f.Name, f.Hidden, shared)
 		}
@@ -441,9 +433,7 @@ func TestOldSpellings(t *testing.T) {
 		"--azure-container-registry-config=", "--feature-gates=A=true", "--feature-gates=B=false",
 	}
 	kit.Must(t, fs.Parse(args))
-	if !f.Cleanup {
-		t.Error("--cleanup-iptables does not clean up")
-	}
+	kit.Check(t, f.Cleanup, "--cleanup-iptables does not clean up")
 	kit.Same(t, "gates (-want +got)", map[string]bool{"A": true, "B": false}, f.values.FeatureGates)
 }
 
@@ -485,8 +475,6 @@ func TestPortOverride(t *testing.T) {
 		for _, o := range mustLoad(t, Linux, "metricsBindAddress: 127.0.0.1:10249\n", flag).Overrides {
 			got += o.String()
 		}
-		if got != want {
-			t.Errorf("%s: overrides %q, want %q", flag, got, want)
-		}
+		kit.Check(t, got == want, "%s: overrides %q, want %q", flag, got, want)
 	}
 }

@@ -38,9 +38,7 @@ func TestFurtherDocuments(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file, err := Parse("f", []byte(tt.data))
 			kit.Must(t, err)
-			if file.Values.Mode != IPVS {
-				t.Errorf("mode %q, want ipvs", file.Values.Mode)
-			}
+			kit.Check(t, file.Values.Mode == IPVS, "mode %q, want ipvs", file.Values.Mode)
 			if got := errorText(joined(file.Warnings)); got != tt.warnings {
 				t.Errorf("warnings %q, want %q", got, tt.warnings)
 			}
@@ -115,9 +113,7 @@ func TestFind(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			found, err := Find("f", []byte(tt.data))
-			if err != nil || len(found) != 1 {
-				t.Fatalf("found %d, %v", len(found), err)
-			}
+			kit.Need(t, err == nil && len(found) == 1, "found %d, %v", len(found), err)
 			if found[0].Where != tt.where {
 				t.Errorf("where %q, want %q", found[0].Where, tt.where)
 			}
@@ -266,9 +262,7 @@ f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
 			if file != nil {
 				err = file.Strict()
 			}
-			if err == nil {
-				t.Fatalf("no error, want %s", tt.want)
-			}
+			kit.Need(t, err != nil, "no error, want %s", tt.want)
 			kit.Same(t, "error (-want +got)", tt.want, err.Error())
 		})
 	}
@@ -292,9 +286,7 @@ func TestLenient(t *testing.T) {
 		t.Errorf("oomScoreAdj %d, masqueradeBit %d, %v, want what is said last", *c.OOMScoreAdj, *c.IPTables.MasqueradeBit, c.FeatureGates)
 	}
 	_, err := LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, []byte(head+body))
-	if err == nil || err.Error() != strings.Join(want, "\n") {
-		t.Errorf("strictly: %v, want all of them", err)
-	}
+	kit.Check(t, err != nil && err.Error() == strings.Join(want, "\n"), "strictly: %v, want all of them", err)
 }
 
 func TestParseForms(t *testing.T) {
@@ -334,13 +326,9 @@ func FuzzParse(f *testing.F) {
 			c.NodePorts()
 			first := written(c)
 			again, err := Parse("f", []byte(first))
-			if err != nil {
-				t.Fatalf("parse what was written: %v\n%s", err, first)
-			}
+			kit.Need(t, err == nil, "parse what was written: %v\n%s", err, first)
 			c, err = complete(again, &Flags{Modes: testModes}, os, nil)
-			if err != nil {
-				t.Fatalf("check what was written: %v\n%s", err, first)
-			}
+			kit.Need(t, err == nil, "check what was written: %v\n%s", err, first)
 			if diff := cmp.Diff(first, written(c)); diff != "" {
 				t.Fatalf("second writing (-first +second):\n%s", diff)
 			}
@@ -355,9 +343,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	body := head + "mode: magic\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"
 	kit.Must(t, os.WriteFile(path, []byte(body), 0o600))
 	_, err := Load(&Flags{Modes: testModes, Config: path, StrictConfig: true}, Linux)
-	if err == nil {
-		t.Fatal("Check = nil")
-	}
+	kit.Need(t, err != nil, "Check = nil")
 	for _, want := range []string{"mode: ", "iptable: ", "iptables.masqueradeBit: ", "conntrack.maxPerCore: "} {
 		if n := strings.Count(err.Error(), ": "+want); n != 1 {
 			t.Errorf("%d errors about %q, want 1:\n%v", n, want, err)

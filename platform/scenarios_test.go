@@ -21,6 +21,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
@@ -31,9 +32,7 @@ var inputs = []string{"options.yaml", "cluster.yaml"}
 func scenarioPaths(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("scenarios = %v, %v, want some", paths, err)
-	}
+	kit.Need(t, err == nil && len(paths) != 0, "scenarios = %v, %v, want some", paths, err)
 	return paths
 }
 
@@ -54,9 +53,7 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 			if *update {
-				if err := os.WriteFile(path, txtar.Format(a), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.WriteFile(path, txtar.Format(a), 0o644))
 			}
 		})
 	}
@@ -70,13 +67,9 @@ func TestScenariosHaveNoOtherFiles(t *testing.T) {
 	}
 	for _, path := range scenarioPaths(t) {
 		a, _ := openScenario(t, path)
-		if len(strings.TrimSpace(string(a.Comment))) == 0 {
-			t.Errorf("%s does not say what it shows", path)
-		}
+		kit.Check(t, len(strings.TrimSpace(string(a.Comment))) != 0, "%s does not say what it shows", path)
 		for _, f := range a.Files {
-			if !slices.Contains(known, f.Name) {
-				t.Errorf("%s has a file %s; want one of %v", path, f.Name, known)
-			}
+			kit.Check(t, slices.Contains(known, f.Name), "%s has a file %s; want one of %v", path, f.Name, known)
 		}
 	}
 }
@@ -135,17 +128,13 @@ func openScenario(t *testing.T, path string) (*txtar.Archive, *service.Snapshot)
 func openScenarioWithOptions(t *testing.T, path string) (*txtar.Archive, *service.Snapshot, scenarioOptions) {
 	t.Helper()
 	a, err := txtar.ParseFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	c := scenarioOptions{NodeName: "node-a"}
 	if err := yaml.UnmarshalStrict(part(a, "options.yaml"), &c); err != nil {
 		t.Fatalf("options.yaml: %v", err)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "cluster.yaml"), part(a, "cluster.yaml"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(dir, "cluster.yaml"), part(a, "cluster.yaml"), 0o644))
 	tracker := track.New(c.options())
 	m := source.Manifests{Paths: []string{dir}, NodeName: c.NodeName}
 	if err := m.Load(context.Background(), tracker); err != nil {
@@ -185,18 +174,12 @@ func TestSkeleton(t *testing.T) {
 		t.Run(b.name, func(t *testing.T) {
 			path, got := b.skeleton, b.render(t, emptySnapshot)
 			if *update {
-				if err := os.WriteFile(path, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.WriteFile(path, got, 0o644))
 				return
 			}
 			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)); diff != "" {
-				t.Errorf("skeleton (-want +got):\n%s", diff)
-			}
+			kit.Must(t, err)
+			kit.Same(t, "skeleton (-want +got)", string(want), string(got))
 		})
 	}
 }

@@ -19,9 +19,7 @@ import (
 // TestReport reads the events and the allow file of a case and compares the report.
 func TestReport(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("cases = %v, %v", files, err)
-	}
+	kit.Need(t, err == nil && len(files) != 0, "cases = %v, %v", files, err)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			part := sections(t, file)

@@ -159,9 +159,7 @@ func TestChartValues(t *testing.T) {
 				args = append(args, dir+tt.file)
 			}
 			want, err := os.ReadFile(dir + name + ".values.yaml")
-			if err != nil {
-				t.Error(err)
-			}
+			kit.Check(t, err == nil, "%v", err)
 			var notes strings.Builder
 			for _, n := range tt.notes {
 				notes.WriteString("note: " + strings.ReplaceAll(n, "DIR/", dir) + "\n")
@@ -232,18 +230,14 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 	var files []string
 	for _, system := range []config.OS{config.Linux, config.Windows} {
 		found, err := filepath.Glob("../../build/deploy/*/" + string(system) + ".yaml")
-		if err != nil || len(found) < 2 {
-			t.Fatalf("%q, %v", found, err)
-		}
+		kit.Need(t, err == nil && len(found) >= 2, "%q, %v", found, err)
 		files = append(files, found...)
 	}
 	for _, f := range files {
 		system := config.OS(strings.TrimSuffix(filepath.Base(f), ".yaml"))
 		c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: f, StrictConfig: true}, system)
 		kit.Must(t, err)
-		if c.MetricsBindAddress != "127.0.0.1:10249" {
-			t.Errorf("%s: metrics are at %s", f, c.MetricsBindAddress)
-		}
+		kit.Check(t, c.MetricsBindAddress == "127.0.0.1:10249", "%s: metrics are at %s", f, c.MetricsBindAddress)
 	}
 }
 
@@ -275,14 +269,10 @@ func TestChartKnowsFlags(t *testing.T) {
 		list, _, _ = strings.Cut(list, ")")
 		names = append(names, strings.Split(list, "|")...)
 	}
-	if len(names) < 5 {
-		t.Errorf("flags %q", names)
-	}
+	kit.Check(t, len(names) >= 5, "flags %q", names)
 	flags := newRoot(streams{}, modes.All()).Flags()
 	for _, name := range names {
-		if flags.Lookup(name) == nil {
-			t.Errorf("there is no flag --%s", name)
-		}
+		kit.Check(t, flags.Lookup(name) != nil, "there is no flag --%s", name)
 	}
 }
 
@@ -303,9 +293,7 @@ func TestChartRefusesWhatFlagsRefuse(t *testing.T) {
 		},
 	} {
 		for _, arg := range args {
-			if got := pattern.MatchString(arg); got != want {
-				t.Errorf("%s: the chart accepts it: %v, want %v", arg, got, want)
-			}
+			kit.Equal(t, pattern.MatchString(arg), want, "%s: the chart accepts it", arg)
 			if o := call(t, "", arg, "--write-config-to=-"); (o.Code == 0) != want {
 				t.Errorf("%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
 			}

@@ -57,9 +57,7 @@ func TestCleanupIPVS(t *testing.T) {
 	for _, p := range all {
 		_, servers := p.Leftovers.(ipvs.Leftovers)
 		_, upstream := p.Leftovers.(ipvs.Upstream)
-		if p.IPVS != (servers || upstream) {
-			t.Errorf("%s: ipvs is %v", p, p.IPVS)
-		}
+		kit.Check(t, p.IPVS == (servers || upstream), "%s: ipvs is %v", p, p.IPVS)
 	}
 	for args, want := range map[string]bool{"": true, "--cleanup-ipvs": true, "--cleanup-ipvs=false": false} {
 		o := newOptions(modes.All())
@@ -93,9 +91,7 @@ func TestTakeoverWithoutRights(t *testing.T) {
 		AmbientCaps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW},
 	}
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, out)
-	}
+	kit.Need(t, err == nil, "%v:\n%s", err, out)
 	const right = "run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW"
 	for place, file := range map[string]string{"iptables-legacy": "ip_tables_names", "ip6tables-legacy": "ip6_tables_names"} {
 		want := "it is unknown whether an earlier service proxy left rules in " + place + ": "

@@ -181,9 +181,7 @@ func TestEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	got := callUntil(ctx, t, "", "top", "--server", "127.0.0.1:1", "-o", "json")
-	if got.Code != exitUnreachable || !strings.HasSuffix(got.Err, "interrupted\n") {
-		t.Errorf("interrupted: %+v", got)
-	}
+	kit.Check(t, got.Code == exitUnreachable && strings.HasSuffix(got.Err, "interrupted\n"), "interrupted: %+v", got)
 	dir := files(t, map[string]string{"json.yaml": configHead + "logging: {format: json}\n"})
 	for _, args := range []string{"--logging-format=json --manifests=DIR/none", "--config=DIR/json.yaml --manifests=DIR/none", "--logging-format=json --nosuch"} {
 		got := call(t, dir, strings.Fields(args+" --hostname-override=node-a")...)
@@ -201,18 +199,12 @@ func TestEnds(t *testing.T) {
 
 func TestHelp(t *testing.T) {
 	got := call(t, "", "--help")
-	if got.Code != 0 || got.Err != "" {
-		t.Fatalf("exit %d, %q", got.Code, got.Err)
-	}
+	kit.Need(t, got.Code == 0 && got.Err == "", "exit %d, %q", got.Code, got.Err)
 	for line := range strings.Lines(got.Out) {
-		if len(line) > cli.HelpWidth+1 {
-			t.Errorf("line of %d letters: %s", len(line), line)
-		}
+		kit.Check(t, len(line) <= cli.HelpWidth+1, "line of %d letters: %s", len(line), line)
 	}
 	newRoot(streams{}, modes.All()).Flags().VisitAll(func(f *pflag.Flag) {
-		if !f.Hidden && !strings.Contains(got.Out, " --"+f.Name) {
-			t.Errorf("--%s is missing", f.Name)
-		}
+		kit.Check(t, f.Hidden || strings.Contains(got.Out, " --"+f.Name), "--%s is missing", f.Name)
 	})
 	for _, want := range []string{
 		"\nModes iptables and nftables:\n", "\nDeprecated:\n",
@@ -224,9 +216,7 @@ func TestHelp(t *testing.T) {
 		"\n  render       Print what a node would install\n",
 		"\n  -v, --v LEVEL                              LEVEL of detail, 0 for the least\n",
 	} {
-		if !strings.Contains(got.Out, want) {
-			t.Errorf("%q is missing in\n%s", want, got.Out)
-		}
+		kit.Check(t, strings.Contains(got.Out, want), "%q is missing in\n%s", want, got.Out)
 	}
 	if got := call(t, "", "render", "--help"); strings.Contains(got.Out, "      --cleanup ") || !strings.Contains(got.Out, "-o, --output FORMAT") {
 		t.Errorf("help of render:\n%s", got.Out)
@@ -316,13 +306,9 @@ left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore an
 func TestWriteConfig(t *testing.T) {
 	dir := files(t, map[string]string{"in.yaml": configHead + "clusterCIDR: 10.0.0.0/8\nenableProfiling: true\n"})
 	got := call(t, dir, "--config=DIR/in.yaml", "--cluster-cidr=11.0.0.0/8", "--udp-timeout=1s", "--write-config-to=DIR/out.yaml")
-	if got.Code != 0 {
-		t.Fatal(got.Err)
-	}
+	kit.Need(t, got.Code == 0, "%v", got.Err)
 	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: has an effect in mode userspace only"} {
-		if strings.Count(got.Err, want) != 1 {
-			t.Errorf("log:\n%s\nwant one line with %q", got.Err, want)
-		}
+		kit.Check(t, strings.Count(got.Err, want) == 1, "log:\n%s\nwant one line with %q", got.Err, want)
 	}
 	if got := call(t, dir, "--config=DIR/out.yaml", "--write-config-to=DIR/again.yaml"); got.Code != 0 {
 		t.Fatal(got.Err)
@@ -471,9 +457,7 @@ func TestManPages(t *testing.T) {
 		text := kit.ReadFile(t, filepath.Join(folder, name))
 		page := strings.ReplaceAll(string(text), `\-`, "-")
 		for _, want := range append([]string{".TH", cmd.Short}, strings.Fields(cmd.Use)[:1]...) {
-			if !strings.Contains(page, want) {
-				t.Errorf("%s lacks %q", name, want)
-			}
+			kit.Check(t, strings.Contains(page, want), "%s lacks %q", name, want)
 		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			if f.Name != "help" && !f.Hidden && !strings.Contains(page, "--"+f.Name) {

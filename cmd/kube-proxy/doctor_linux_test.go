@@ -45,9 +45,7 @@ func TestManifestsFromAPipe(t *testing.T) {
 	}
 	got := ask("doctor")
 	for want, wanted := range map[string]bool{"objects of Services      1 Service, 1 without a ready endpoint": true, "ClusterIPs: 1": true, "there is no Node": false} {
-		if strings.Contains(got.Out, want) != wanted {
-			t.Errorf("%q: want %t\n%s%s", want, wanted, got.Out, got.Err)
-		}
+		kit.Check(t, strings.Contains(got.Out, want) == wanted, "%q: want %t\n%s%s", want, wanted, got.Out, got.Err)
 	}
 	if got := ask("diff"); !strings.Contains(got.Out, "shop/web") {
 		t.Errorf("diff lacks shop/web: exit %d\n%s%s", got.Code, got.Out, got.Err)
@@ -74,9 +72,7 @@ func TestDoctorReport(t *testing.T) {
 		code = 1
 	}
 	for _, c := range r.Checks {
-		if !strings.Contains(text.Out, " "+c.Name) {
-			t.Errorf("the text lacks the check %s\n%s", c.Name, text.Out)
-		}
+		kit.Check(t, strings.Contains(text.Out, " "+c.Name), "the text lacks the check %s\n%s", c.Name, text.Out)
 		if c.State == "failed" {
 			code = 2
 		}

@@ -40,9 +40,7 @@ func TestSupervise(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	netlab.Isolate(cmd)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("in the namespace: %v\n%s", err, out)
-	}
+	kit.Check(t, err == nil, "in the namespace: %v\n%s", err, out)
 }
 
 // safeFlags keep a test from changing what the namespace shares with the host.

@@ -72,17 +72,13 @@ func FuzzOutputs(f *testing.F) {
 // checkPrinted fails on text that must not be printed.
 func checkPrinted(t *testing.T, where, out string) {
 	t.Helper()
-	if !utf8.ValidString(out) {
-		t.Errorf("%s: not UTF-8: %q", where, out)
-	}
+	kit.Check(t, utf8.ValidString(out), "%s: not UTF-8: %q", where, out)
 	for line := range strings.Lines(out) {
 		line = strings.TrimSuffix(line, "\n")
 		if plain := strings.ReplaceAll(line, "\t", ""); printable.Text(plain) != plain {
 			t.Errorf("%s: control characters: %q", where, line)
 		}
-		if strings.HasPrefix(line, forged) {
-			t.Errorf("%s: a forged line in %q", where, out)
-		}
+		kit.Check(t, !strings.HasPrefix(line, forged), "%s: a forged line in %q", where, out)
 	}
 }
 
@@ -236,9 +232,7 @@ func hostileLog(t *testing.T, s string) {
 			continue
 		}
 		for line := range strings.Lines(out.String()) {
-			if !json.Valid([]byte(line)) {
-				t.Errorf("no JSON: %q", line)
-			}
+			kit.Check(t, json.Valid([]byte(line)), "no JSON: %q", line)
 		}
 	}
 }
@@ -257,9 +251,7 @@ func hostileServers(t *testing.T, s string) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		checkPrinted(t, path, w.Body.String())
-		if !json.Valid(w.Body.Bytes()) {
-			t.Errorf("%s: no JSON: %q", path, w.Body)
-		}
+		kit.Check(t, json.Valid(w.Body.Bytes()), "%s: no JSON: %q", path, w.Body)
 	}
 }
 
@@ -291,9 +283,7 @@ func hostileMetrics(t *testing.T, s string) {
 	checkPrinted(t, "/metrics", text)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		t.Errorf("/metrics: %v in %q", err, text)
-	}
+	kit.Check(t, err == nil, "/metrics: %v in %q", err, text)
 	for _, name := range []string{"kubernetes_build_info", "kubernetes_feature_enabled", "kubeproxy_condition", "kubeproxy_source_synced", "kubeproxy_relay_refused_total", "rest_client_requests_total"} {
 		if families[name] == nil || len(families[name].Metric) != 1 {
 			t.Errorf("/metrics: want one series of %s, have %v", name, families[name])
@@ -327,9 +317,7 @@ func hostileEvents(t *testing.T, s string) {
 		<-done
 	})
 	written := sink.Written()
-	if len(written) != 2*len(messages) {
-		t.Errorf("%d Events, want %d", len(written), 2*len(messages))
-	}
+	kit.Check(t, len(written) == 2*len(messages), "%d Events, want %d", len(written), 2*len(messages))
 	for _, q := range written {
 		e := q.Event
 		checkPrinted(t, "Event", q.Body)

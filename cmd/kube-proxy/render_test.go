@@ -38,13 +38,9 @@ func TestRender(t *testing.T) {
 		return append([]string{"render", "--manifests", "DIR", "--hostname-override", " Node-A "}, more...)
 	}
 	text := call(t, dir, args()...)
-	if text.Code != 0 || text.Err != "" {
-		t.Fatalf("exit %d: %s", text.Code, text.Err)
-	}
+	kit.Need(t, text.Code == 0 && text.Err == "", "exit %d: %s", text.Code, text.Err)
 	for _, want := range []string{"table ip kube-services {", "table ip6 kube-services {", `10.96.0.10 . tcp . 80 comment "shop/web:http"`, "10.244.1.11 . 8080", "0x00004000"} {
-		if !strings.Contains(text.Out, want) {
-			t.Errorf("%q is missing in\n%s", want, text.Out)
-		}
+		kit.Check(t, strings.Contains(text.Out, want), "%q is missing in\n%s", want, text.Out)
 	}
 	if again := call(t, dir, args("--proxy-mode=nftables")...); again.Out != text.Out {
 		t.Error("a second rendering differs")
@@ -84,9 +80,7 @@ func TestRenderBadManifests(t *testing.T) {
 		t.Errorf("exit %d, want 1 and the good Service in\n%s", got.Code, got.Out)
 	}
 	for _, want := range []string{"DIR/a.yaml", "note: ", "Deployment"} {
-		if !strings.Contains(got.Err, want) {
-			t.Errorf("%q is missing in\n%s", want, got.Err)
-		}
+		kit.Check(t, strings.Contains(got.Err, want), "%q is missing in\n%s", want, got.Err)
 	}
 }
 
@@ -154,9 +148,7 @@ func TestKernelspaceReadme(t *testing.T) {
 		t.Fatalf("exit %d, %s; the README shows %q", got.Code, got.Err, block)
 	}
 	for line := range strings.Lines(block + "\n") {
-		if !strings.Contains(got.Out, strings.TrimPrefix(line, "    ")) {
-			t.Errorf("not printed: %s", line)
-		}
+		kit.Check(t, strings.Contains(got.Out, strings.TrimPrefix(line, "    ")), "not printed: %s", line)
 	}
 }
 

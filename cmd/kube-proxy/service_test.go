@@ -153,9 +153,7 @@ func TestServiceInstall(t *testing.T) {
 	d := &fakeSCM{}
 	got := runServiceCommand(t, d, here, "install", "--name=second", "--config=c.yaml", "--kubeconfig", "k", "--cluster_cidr", "11.0.0.0/8",
 		"--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--network-name", `my "net"`, "--feature-gates=WinDSR=true,WinOverlay=true", "-v=2", "--vmodule=a=1,b=2", "--enable-dsr", "--windows-service=false")
-	if got.Code != 0 {
-		t.Fatal(got.Err)
-	}
+	kit.Need(t, got.Code == 0, "%v", got.Err)
 	want := &scm.Spec{
 		Name: "second", DisplayName: "Kubernetes service proxy (second)", Executable: d.spec.Executable, Description: d.spec.Description, DependsOn: []string{"hns"},
 		Args: []string{
@@ -239,9 +237,7 @@ func TestServiceUnsupportedOS(t *testing.T) {
 	}
 	for _, args := range []string{"", "install", "uninstall", "start", "stop"} {
 		got := call(t, "", append([]string{"service"}, strings.Fields(args)...)...)
-		if got.Code != 1 || !strings.Contains(got.Err, "service is for Windows") {
-			t.Errorf("service %s: %+v", args, got)
-		}
+		kit.Check(t, got.Code == 1 && strings.Contains(got.Err, "service is for Windows"), "service %s: %+v", args, got)
 	}
 	if got := call(t, "", "service", "status"); got.Code != 2 || !strings.Contains(got.Err, "service is for Windows") {
 		t.Errorf("service status: %+v", got)

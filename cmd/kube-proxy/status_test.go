@@ -117,15 +117,11 @@ func TestStatusFlags(t *testing.T) {
 }
 
 func TestColoured(t *testing.T) {
-	if cli.Coloured(&strings.Builder{}) {
-		t.Error("a buffer gets colours")
-	}
+	kit.Check(t, !cli.Coloured(&strings.Builder{}), "a buffer gets colours")
 	null, err := os.Open(os.DevNull)
 	kit.Must(t, err)
 	defer null.Close()
-	if cli.Coloured(null) {
-		t.Error("a file gets colours")
-	}
+	kit.Check(t, !cli.Coloured(null), "a file gets colours")
 }
 
 // TestColumns checks that a table has one line a row where a program reads it, and fits
@@ -137,13 +133,9 @@ func TestColumns(t *testing.T) {
 		t.Setenv("COLUMNS", columns)
 		got := call(t, "", "status", "--server="+server)
 		whole := strings.Contains(got.Out, "shop/"+long.Name.Name+" ")
-		if whole != (most > 100) || got.Code != 0 {
-			t.Errorf("COLUMNS=%s: %+v", columns, got)
-		}
+		kit.Check(t, whole == (most > 100) && got.Code == 0, "COLUMNS=%s: %+v", columns, got)
 		for line := range strings.Lines(got.Out) {
-			if utf8.RuneCountInString(line) > most+1 {
-				t.Errorf("COLUMNS=%s: %q", columns, line)
-			}
+			kit.Check(t, utf8.RuneCountInString(line) <= most+1, "COLUMNS=%s: %q", columns, line)
 		}
 	}
 }

@@ -161,9 +161,7 @@ func TestPodsOfOthers(t *testing.T) {
 		"pod tenant/evil-4 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: it is not in the network of the node\n",
 		`its service account is "default", not "kubeproxy"`, "svcproxy: pod kube-system/real on node node-d\n",
 	} {
-		if !strings.Contains(problems, want) {
-			t.Errorf("want %q in\n%s", want, problems)
-		}
+		kit.Check(t, strings.Contains(problems, want), "want %q in\n%s", want, problems)
 	}
 }
 
@@ -192,9 +190,7 @@ func TestMistakes(t *testing.T) {
 		t.Errorf("--help: exit %d\n%s", code, out)
 	}
 	for line := range strings.Lines(help) {
-		if len(line) > 101 {
-			t.Errorf("more than 100 columns: %s", line)
-		}
+		kit.Check(t, len(line) <= 101, "more than 100 columns: %s", line)
 	}
 }
 

@@ -20,9 +20,7 @@ func TestKinds(t *testing.T) {
 			effect = " (may stop traffic)"
 		}
 		fmt.Fprintf(&want, "- `%s%s`: %s%s\n", k.Name, k.About, k.What, effect)
-		if (k.About != "") != strings.HasSuffix(string(k.Name), "-") {
-			t.Errorf("%s: About is %q", k.Name, k.About)
-		}
+		kit.Check(t, (k.About != "") == strings.HasSuffix(string(k.Name), "-"), "%s: About is %q", k.Name, k.About)
 	}
 	page := kit.ReadFile(t, "../../docs/troubleshooting.md")
 	const heading = "\n## All conditions\n"

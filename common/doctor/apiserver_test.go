@@ -108,14 +108,10 @@ func expect(t *testing.T, found []Finding, want ...string) {
 			continue
 		}
 		for part := range strings.SplitSeq(want[i], " ... ") {
-			if !strings.Contains(line, part) {
-				t.Errorf("no %q in %q", part, line)
-			}
+			kit.Check(t, strings.Contains(line, part), "no %q in %q", part, line)
 		}
 	}
-	if len(got) != len(want) {
-		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	kit.Check(t, len(got) == len(want), "found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 func TestServer(t *testing.T) {
@@ -150,9 +146,7 @@ func TestServer(t *testing.T) {
 			defer at.Close()
 			found, states := look(t, &Cluster{Client: &kubeclient.Options{Master: at.URL}, Node: test.name, Pods: test.pods})
 			expect(t, found, test.want...)
-			if states != test.states {
-				t.Errorf("states %s, want %s", states, test.states)
-			}
+			kit.Check(t, states == test.states, "states %s, want %s", states, test.states)
 		})
 	}
 }
@@ -161,9 +155,7 @@ func TestServer(t *testing.T) {
 func TestUnreached(t *testing.T) {
 	found, states := look(t, &Cluster{Client: &kubeclient.Options{}})
 	expect(t, found)
-	if states != "skipped skipped skipped" {
-		t.Errorf("nothing is configured: %s", states)
-	}
+	kit.Check(t, states == "skipped skipped skipped", "nothing is configured: %s", states)
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
 	found, _ = look(t, &Cluster{Client: &kubeclient.Options{Master: closed.URL}})

@@ -250,9 +250,7 @@ func TestWhatIsWritten(t *testing.T) {
 				want.FirstTimestamp = metav1.NewTime(r.begin.Add(stableTime))
 				want.LastTimestamp = want.FirstTimestamp
 			}
-			if !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
-				t.Errorf("name = %s", e.Name)
-			}
+			kit.Check(t, strings.HasPrefix(e.Name, e.InvolvedObject.Name+"."), "name = %s", e.Name)
 			e.Name = ""
 			kit.Same(t, "(-want +got)", want, e)
 		}
@@ -268,9 +266,7 @@ func TestMistakeComesBack(t *testing.T) {
 			r.Recovered(serviceObject("web"), mistake, "")
 			time.Sleep(time.Hour)
 		}
-		if n := len(r.events); n != 2 {
-			t.Errorf("%d Events, want one for each hour", n)
-		}
+		kit.Check(t, len(r.events) == 2, "%d Events, want one for each hour", len(r.events))
 	})
 }
 
@@ -417,9 +413,7 @@ func TestManyNodes(t *testing.T) {
 			at, _, _ := strings.Cut(c, " ")
 			seconds[at]++
 		}
-		if len(seconds) < 15 {
-			t.Errorf("a hundred nodes wrote within %d seconds, want them spread", len(seconds))
-		}
+		kit.Check(t, len(seconds) >= 15, "a hundred nodes wrote within %d seconds, want them spread", len(seconds))
 		stop()
 		all.Wait()
 	})

@@ -299,9 +299,7 @@ func TestCompare(t *testing.T) {
 func TestCompareHairpin(t *testing.T) {
 	x := &Explanation{Source: good.Addr().String(), Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
 	x.Compare((&Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}).Path())
-	if x.Verdict != Agree {
-		t.Errorf("%q", x.Differences)
-	}
+	kit.Check(t, x.Verdict == Agree, "%q", x.Differences)
 }
 
 func TestFlows(t *testing.T) {

@@ -89,9 +89,7 @@ func TestNamesOfWindows(t *testing.T) {
 		"CON", "nul", `C:\m\con.yaml`, "m/AUX.json", `prn`, "Com1", "lpt9.yaml", "COM\u00b2", "CONIN$", "nul .yaml", "NUL:",
 		`\\.\pipe\a`, `//./pipe/a`, `\\.\PhysicalDrive0`, `\\?\pipe\a`, `\\?\GLOBALROOT\Device\a`, `\\server\pipe\a`, `\\?\UNC\server\pipe\a`,
 	} {
-		if checkWindowsName(path) == nil {
-			t.Errorf("%s is taken for a file", path)
-		}
+		kit.Check(t, checkWindowsName(path) != nil, "%s is taken for a file", path)
 	}
 	for _, path := range []string{"console.yaml", `C:\m\a.yaml`, "com.yaml", "com10", "lpt", `\\?\C:\m\a.yaml`, `\\server\share\pipe\a`, `\\?\UNC\server\share\a`, "null.yaml", "m/nul-1.yaml"} {
 		if err := checkWindowsName(path); err != nil {
@@ -107,9 +105,7 @@ func TestNormalize(t *testing.T) {
 		"UTF-16 of Windows":    "\xff\xfek\x00i\x00n\x00d\x00:\x00 \x00\xc4\x00\r\x00\n\x00",
 		"UTF-16 of the others": "\xfe\xff\x00k\x00i\x00n\x00d\x00:\x00 \x00\xc4\x00\r\x00\n",
 	} {
-		if got := string(Text([]byte(given))); got != "kind: Ä\r\n" {
-			t.Errorf("%s: %q", name, got)
-		}
+		kit.Equal(t, string(Text([]byte(given))), "kind: Ä\r\n", "%s", name)
 	}
 	for _, odd := range []string{"", "\xff", "\xfe\xff\x00", "\xff\xfea"} { // neither panics nor fails
 		Text([]byte(odd))
@@ -124,9 +120,7 @@ func TestLargeFileIsCopiedOnce(t *testing.T) {
 	r := testing.Benchmark(func(b *testing.B) {
 		for range b.N {
 			content, _, err := Read(path, 2*size)
-			if err != nil || len(Text(content)) < size/2 {
-				b.Fatalf("%d bytes, %v", len(content), err)
-			}
+			kit.Need(b, err == nil && len(Text(content)) >= size/2, "%d bytes, %v", len(content), err)
 		}
 	})
 	if got := r.AllocedBytesPerOp(); got > size+size/8 {
@@ -183,9 +177,7 @@ func expectNoticed(t *testing.T, path string, change func() error) {
 		kit.Must(t, w.Add())
 		kit.Must(t, change())
 		begin := time.Now()
-		if !w.Wait(t.Context(), never) || time.Since(begin) >= never {
-			t.Fatal("not noticed")
-		}
+		kit.Need(t, w.Wait(t.Context(), never) && time.Since(begin) < never, "not noticed")
 	}
 }
 
@@ -198,15 +190,9 @@ func TestKicked(t *testing.T) {
 	w.Kick()
 	w.Kick()
 	begin := time.Now()
-	if !w.Wait(t.Context(), never) || time.Since(begin) >= never {
-		t.Error("a kick does not end a Wait")
-	}
-	if !w.Wait(t.Context(), time.Millisecond) {
-		t.Error("Wait ended in time, but says that ctx did")
-	}
+	kit.Check(t, w.Wait(t.Context(), never) && time.Since(begin) < never, "a kick does not end a Wait")
+	kit.Check(t, w.Wait(t.Context(), time.Millisecond), "Wait ended in time, but says that ctx did")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if w.Wait(ctx, never) {
-		t.Error("Wait goes on after ctx")
-	}
+	kit.Check(t, !w.Wait(ctx, never), "Wait goes on after ctx")
 }

@@ -31,9 +31,7 @@ func TestWriters(t *testing.T) {
 		"an empty list, for us": {"O:BAG:SYD:P", 0},
 	} {
 		sd, err := windows.SecurityDescriptorFromString(tt.sddl)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		kit.Need(t, err == nil, "%s: %v", name, err)
 		if got, err := writersIn(sd, trusted); err != nil || len(got) != tt.want {
 			t.Errorf("%s: %v, %v, want %d", name, got, err, tt.want)
 		}
@@ -62,9 +60,7 @@ func TestProtect(t *testing.T) {
 	dacl, _, err := sd.DACL()
 	kit.Must(t, err)
 	kit.Must(t, windows.SetNamedSecurityInfo(dir, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION|windows.PROTECTED_DACL_SECURITY_INFORMATION, nil, nil, dacl, nil))
-	if len(writers()) == 0 {
-		t.Error("everybody may write, and nobody is named")
-	}
+	kit.Check(t, len(writers()) != 0, "everybody may write, and nobody is named")
 	if err := Protect(dir); err != nil || len(writers()) != 0 {
 		t.Errorf("taken back: %v, others that may write: %q", err, writers())
 	}

@@ -56,9 +56,7 @@ func TestOpenPipe(t *testing.T) {
 	}()
 	select {
 	case err := <-opened:
-		if err != nil {
-			t.Error(err)
-		}
+		kit.Check(t, err == nil, "%v", err)
 	case <-time.After(time.Minute):
 		t.Error("waits for somebody to write to the pipe")
 	}

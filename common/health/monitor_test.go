@@ -363,9 +363,7 @@ func TestSourceFaults(t *testing.T) {
 		"b: stale" + end:                       {{Name: "a"}, {Name: "b", Stale: true}},
 		"a: 1 fault, stale; b: 3 faults" + end: {{Name: "a", Synced: true, Faults: 1, Stale: true}, {Name: "b", Synced: true, Faults: 3}},
 	} {
-		if got := sourceFaults(sources); got != want {
-			t.Errorf("%+v: %q, want %q", sources, got, want)
-		}
+		kit.Equal(t, sourceFaults(sources), want, "%+v", sources)
 	}
 }
 

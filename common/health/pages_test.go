@@ -210,9 +210,7 @@ func TestVerbosity(t *testing.T) {
 			if w := ask(a.Handler(), tt.method, "/debug/flags/v", tt.body); w.Code != tt.code {
 				t.Errorf("answer = %d %s, want %d", w.Code, w.Body, tt.code)
 			}
-			if got := a.Verbosity.String(); got != tt.want {
-				t.Errorf("verbosity = %s, want %s", got, tt.want)
-			}
+			kit.Equal(t, a.Verbosity.String(), tt.want, "verbosity")
 		})
 	}
 }
@@ -381,9 +379,7 @@ func TestRedact(t *testing.T) {
 			t.Errorf("%s names somebody: %s", path, body)
 		}
 		for _, want := range []string{"clients are refused", "kube-proxy status"} {
-			if !strings.Contains(body, want) {
-				t.Errorf("%s does not say %q: %s", path, want, body)
-			}
+			kit.Check(t, strings.Contains(body, want), "%s does not say %q: %s", path, want, body)
 		}
 	}
 	if r := m.Report(); !strings.Contains(r.Conditions["relay"], "vault") || !strings.Contains(r.Status["IPv4"].LastError, "vault") || !strings.Contains(r.Sources[0].Error, "vault") {

@@ -67,9 +67,7 @@ func TestServerServesUntilTheEnd(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("Run = %v, want nil at the end", err)
 	}
-	if log.Len() > 0 {
-		t.Errorf("log = %s, want nothing", log)
-	}
+	kit.Check(t, log.Len() == 0, "log = %s, want nothing", log)
 	if c, err := net.Dial("tcp", addr.String()); err == nil {
 		c.Close()
 		t.Error("still listening after the end")
@@ -150,9 +148,7 @@ func TestSoftFail(t *testing.T) {
 		s.Attempted = func(err error) { attempts = append(attempts, err == nil) }
 		s.Listen = func(_ context.Context, network, addr string) (net.Listener, error) {
 			tried = append(tried, time.Since(begin))
-			if network+addr != "tcp40.0.0.0:10256" {
-				t.Errorf("listen on %s %s", network, addr)
-			}
+			kit.Check(t, network+addr == "tcp40.0.0.0:10256", "listen on %s %s", network, addr)
 			if len(tried) == 4 {
 				return running, nil
 			}
@@ -206,9 +202,7 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 	cancel()
 	select {
 	case err := <-done:
-		if err != nil {
-			t.Errorf("Run = %v", err)
-		}
+		kit.Check(t, err == nil, "Run = %v", err)
 	case <-time.After(20 * shutdownTimeout):
 		t.Error("Run waits for a request that does not end")
 	}
@@ -375,9 +369,7 @@ func TestKeptConnectionsCount(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := open.Load(); n > most {
-		t.Errorf("%d of %d connections are open, of which %d may be", n, len(kept), most)
-	}
+	kit.Check(t, open.Load() <= most, "%d of %d connections are open, of which %d may be", open.Load(), len(kept), most)
 }
 
 // fakeConn records what is done to a connection of TCP.
@@ -436,13 +428,9 @@ func TestUnreadAnswersShare(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); grown > 16<<20 && time.Now().Before(deadline); grown = heap() - before {
 		time.Sleep(10 * time.Millisecond) // a reader that was cut off has to notice
 	}
-	if grown > 16<<20 {
-		t.Errorf("%d unread answers hold %d MB", most, grown>>20)
-	}
+	kit.Check(t, grown <= 16<<20, "%d unread answers hold %d MB", most, grown>>20)
 	n, err := io.Copy(io.Discard, unread[0])
-	if err == nil && n >= size {
-		t.Error("the oldest was not cut off")
-	}
+	kit.Check(t, err != nil || n < size, "the oldest was not cut off")
 }
 
 // TestAnswersAreShared checks that requests within a moment share an answer.
@@ -464,9 +452,7 @@ func TestAnswersAreShared(t *testing.T) {
 			t.Errorf("%d %q %v", answer.StatusCode, body, answer.Header)
 		}
 	}
-	if made > 19 {
-		t.Errorf("made %d answers", made)
-	}
+	kit.Check(t, made <= 19, "made %d answers", made)
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {
 		x := s.(*responseCache)
 		x.mu.Lock()
@@ -475,9 +461,7 @@ func TestAnswersAreShared(t *testing.T) {
 		if left == 0 {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("answers are held that nobody reads")
-		}
+		kit.Need(t, !time.Now().After(deadline), "answers are held that nobody reads")
 	}
 }
 

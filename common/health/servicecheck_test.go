@@ -152,9 +152,7 @@ func TestSyncByDifference(t *testing.T) {
 		if problems := s.Sync(step.want); problems != nil {
 			t.Errorf("%s: problems %v", step.situation, problems)
 		}
-		if n.opened != step.opened {
-			t.Errorf("%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
-		}
+		kit.Check(t, n.opened == step.opened, "%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
 		got := []string{n.ask(t, "127.0.0.1:1"), n.ask(t, "127.0.0.1:2")}
 		kit.Same(t, fmt.Sprintf("%s: (-want +got)", step.situation), []string{step.first, step.second}, got)
 		if len(s.running) != len(step.want.Checks)*len(step.want.Addrs) {
@@ -184,9 +182,7 @@ func TestAddressIsFreeAfterSync(t *testing.T) {
 	}
 	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
 	s.Sync(DesiredChecks{})
-	if !closed {
-		t.Error("still listening")
-	}
+	kit.Check(t, closed, "still listening")
 }
 
 func TestAddressesOfBothFamilies(t *testing.T) {
@@ -250,9 +246,7 @@ func TestNarrowedDown(t *testing.T) {
 			t.Errorf("within %s: %q is answered at %s", tt.within, answer, loop4)
 		}
 	}
-	if n.opened != 1 {
-		t.Errorf("%d listeners opened, want one that stays", n.opened)
-	}
+	kit.Check(t, n.opened == 1, "%d listeners opened, want one that stays", n.opened)
 }
 
 // With real sockets, an occupied address is a problem of its Service alone, until it is
@@ -304,9 +298,7 @@ func TestRetriesAndReports(t *testing.T) {
 		s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks})
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
-		if attempts != 13 {
-			t.Errorf("%d attempts in a minute, want 13", attempts)
-		}
+		kit.Check(t, attempts == 13, "%d attempts in a minute, want 13", attempts)
 		const where = " health check of service shop/web on 127.0.0.1:30001: refused for "
 		want := []string{"0s" + where + "the 1. time", "10s" + where + "the 2. time", "20s" + where + "ever"}
 		kit.Same(t, "(-want +got)", want, reports)
@@ -364,9 +356,7 @@ func TestRunStopsEverything(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.Run(ctx)
-	if got := n.ask(t, "127.0.0.1:7"); got != "" {
-		t.Errorf("answer after the end = %q", got)
-	}
+	kit.Equal(t, n.ask(t, "127.0.0.1:7"), "", "answer after the end")
 }
 
 // TestTakenPortChangesHands reports a port that stays taken for each Service that wants it, once.

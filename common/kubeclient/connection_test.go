@@ -119,19 +119,13 @@ func checkRefusal(t *testing.T, file, master string, want []string) {
 	t.Helper()
 	to, err := readKubeconfig(file, master)
 	if len(want) == 0 {
-		if err != nil || to.Host == "" || master != "" && to.Host != master {
-			t.Errorf("server %v, %v", to, err)
-		}
+		kit.Check(t, err == nil && to.Host != "" && (master == "" || to.Host == master), "server %v, %v", to, err)
 		return
 	}
-	if err == nil {
-		t.Fatalf("no error, want one with %q", want)
-	}
+	kit.Need(t, err != nil, "no error, want one with %q", want)
 	text := kit.Normalize(err.Error(), filepath.Dir(file))
 	for _, words := range append(want, "DIR/"+filepath.Base(file)) {
-		if !strings.Contains(text, words) {
-			t.Errorf("error %q, want %q in it", text, words)
-		}
+		kit.Check(t, strings.Contains(text, words), "error %q, want %q in it", text, words)
 	}
 }
 

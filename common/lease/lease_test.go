@@ -142,18 +142,14 @@ func TestYield(t *testing.T) {
 			n := &node{}
 			a, b := start(ctx, n, "a"), start(ctx, n, "b")
 			leave, ok := a.Enter(ctx)
-			if !ok {
-				t.Fatal("the only proxy may not program the node")
-			}
+			kit.Need(t, ok, "the only proxy may not program the node")
 			time.AfterFunc(tc.round, leave)
 			began := time.Now()
 			if !b.holds(ctx) || time.Since(began) != tc.want {
 				t.Errorf("b has the lease after %s, want %s", time.Since(began), tc.want)
 			}
 			time.Sleep(tc.round)
-			if a.holds(ctx) {
-				t.Error("both program the node")
-			}
+			kit.Check(t, !a.holds(ctx), "both program the node")
 			time.Sleep(time.Minute)
 			if s := a.State(); !s.Standby || s.Holder.Mode != "b" || s.HolderFault != "" {
 				t.Errorf("state of a: %+v", s)
@@ -231,9 +227,7 @@ func TestBadHolder(t *testing.T) {
 				if s := p.State(); s.Standby || !strings.Contains(s.Fault, bad.want) {
 					t.Errorf("state %+v, want fault %q", s, bad.want)
 				}
-				if n.dials > takeTries {
-					t.Errorf("asked %d times, want %d at most", n.dials, takeTries)
-				}
+				kit.Check(t, n.dials <= takeTries, "asked %d times, want %d at most", n.dials, takeTries)
 				n.mu.Lock()
 				n.prove = func(*Conn) error { return ErrProtocol } // another fault
 				n.mu.Unlock()
@@ -259,13 +253,9 @@ func TestStandbyOfBadHolder(t *testing.T) {
 			inBubble(t, func(t *testing.T, ctx context.Context) {
 				n := &node{}
 				a, thief := start(ctx, n, "a"), New(n, Identity{})
-				if !a.holds(ctx) {
-					t.Fatal("the only proxy may not program the node")
-				}
+				kit.Need(t, a.holds(ctx), "the only proxy may not program the node")
 				c, m, err := thief.request(ctx, requestTake, takeTimeout)
-				if err != nil || !m.Yielded {
-					t.Fatalf("take: %+v, %v", m, err)
-				}
+				kit.Need(t, err == nil && m.Yielded, "take: %+v, %v", m, err)
 				defer c.Close()
 				held, err := n.Listen()
 				kit.Must(t, err)
@@ -294,9 +284,7 @@ func TestHolderFault(t *testing.T) {
 			return fault
 		}
 		go b.Run(ctx, nil)
-		if !a.holds(ctx) || !b.holds(ctx) {
-			t.Fatal("no lease")
-		}
+		kit.Need(t, a.holds(ctx) && b.holds(ctx), "no lease")
 		time.Sleep(heartbeatTimeout - heartbeat)
 		if s := a.State(); !s.Standby || s.HolderFault != "" {
 			t.Errorf("state %+v while the holder starts", s)
@@ -320,9 +308,7 @@ func TestStranger(t *testing.T) {
 	inBubble(t, func(t *testing.T, ctx context.Context) {
 		n := &node{}
 		a := start(ctx, n, "a")
-		if !a.holds(ctx) {
-			t.Fatal("no lease")
-		}
+		kit.Need(t, a.holds(ctx), "no lease")
 		for range 4 {
 			c, err := n.dial(ctx, 7, func(*Conn) error { return ErrProtocol })
 			kit.Must(t, err)
@@ -357,9 +343,7 @@ func TestOthers(t *testing.T) {
 			inBubble(t, func(t *testing.T, ctx context.Context) {
 				n := &node{}
 				a := start(ctx, n, "a")
-				if !a.holds(ctx) {
-					t.Fatal("no lease")
-				}
+				kit.Need(t, a.holds(ctx), "no lease")
 				c, err := n.dial(ctx, 7, tc.prove)
 				kit.Must(t, err)
 				defer c.Close()
@@ -373,9 +357,7 @@ func TestOthers(t *testing.T) {
 						t.Fatalf("state %+v, want %d others", s, tc.others)
 					}
 				}
-				if answers != tc.answers {
-					t.Errorf("%d answers, want %d", answers, tc.answers)
-				}
+				kit.Check(t, answers == tc.answers, "%d answers, want %d", answers, tc.answers)
 			})
 		})
 	}
@@ -424,9 +406,7 @@ func TestIdentity(t *testing.T) {
 		{Identity{Pod: "web", Container: "0123456789abcdef"}, Identity{PID: 8}, "process 8, pod web, container 0123456789ab"},
 		{Identity{Container: "short"}, Identity{PID: 8}, "process 8, container short"},
 	} {
-		if got := tc.said.mergedWith(tc.system).String(); got != tc.want {
-			t.Errorf("%+v, %+v: %q, want %q", tc.said, tc.system, got, tc.want)
-		}
+		kit.Equal(t, tc.said.mergedWith(tc.system).String(), tc.want, "%+v, %+v", tc.said, tc.system)
 	}
 }
 

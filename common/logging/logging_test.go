@@ -130,9 +130,7 @@ func TestFileOfEarlierProcess(t *testing.T) {
 			t.Errorf("%s: mode %v, %v; want that of the first file", file, info.Mode(), err)
 		}
 	}
-	if len(backups) != maxBackups {
-		t.Errorf("%d backups: %q", len(backups), backups)
-	}
+	kit.Check(t, len(backups) == maxBackups, "%d backups: %q", len(backups), backups)
 }
 
 // TestFileLinks neither removes a link nor follows it.

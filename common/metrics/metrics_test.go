@@ -201,13 +201,9 @@ func TestNamesTypesLabelsBuckets(t *testing.T) {
 		}
 	}
 	kit.Same(t, "(-want +got)", documented, got)
-	if general < 20 {
-		t.Errorf("%d metrics of the process, want those of Go and of the system", general)
-	}
+	kit.Check(t, general >= 20, "%d metrics of the process, want those of Go and of the system", general)
 	listed := len(counters) + len(gauges) + len(observed) + len(histograms) + len(clients) + len(kubernetes) + len(registers) - 2 // which are SLIs
-	if listed != len(documented) {
-		t.Errorf("%d metrics are listed, %d documented", listed, len(documented))
-	}
+	kit.Check(t, listed == len(documented), "%d metrics are listed, %d documented", listed, len(documented))
 }
 
 func TestHealthChecksAreServedApart(t *testing.T) {
@@ -276,9 +272,7 @@ func (va values) check(t *testing.T, m *Metrics) {
 	t.Helper()
 	for key, v := range va {
 		name, labels, _ := strings.Cut(key, " ")
-		if got := value(t, m.registry, "kubeproxy_"+name, labels); got != v {
-			t.Errorf("%s = %v, want %v", key, got, v)
-		}
+		kit.Equal(t, value(t, m.registry, "kubeproxy_"+name, labels), v, "%s", key)
 	}
 }
 
@@ -466,9 +460,7 @@ func TestAnswersAndChecks(t *testing.T) {
 	m.Checked(Check{"IPv4", "livez", true})
 	m.Checked(Check{"IPv4", "livez", false})
 	for key, want := range map[string]float64{"IPv4 success livez": 1, "IPv4 error livez": 1} {
-		if got := value(t, m.slis, "kubernetes_healthchecks_total", key); got != want {
-			t.Errorf("%s = %v, want %v", key, got, want)
-		}
+		kit.Equal(t, value(t, m.slis, "kubernetes_healthchecks_total", key), want, "%s", key)
 	}
 	if got := value(t, m.slis, "kubernetes_healthcheck", "IPv4 livez"); got != 0 {
 		t.Errorf("latest check = %v, want that it was in vain", got)
@@ -486,9 +478,7 @@ func TestHandlers(t *testing.T) {
 		`kubernetes_feature_enabled{name="WinDSR",stage=""} 1`,
 		"# TYPE go_goroutines gauge",
 	} {
-		if !strings.Contains(w.Body.String(), want+"\n") {
-			t.Errorf("/metrics lacks %s", want)
-		}
+		kit.Check(t, strings.Contains(w.Body.String(), want+"\n"), "/metrics lacks %s", want)
 	}
 	w = httptest.NewRecorder()
 	m.SLIs().ServeHTTP(w, httptest.NewRequest("GET", "/metrics/slis", nil))
@@ -510,13 +500,9 @@ func TestChartMetrics(t *testing.T) {
 	for _, file := range []string{"rules.yaml", "dashboard.json"} {
 		text := kit.ReadFile(t, "../../build/chart/files/"+file)
 		names := regexp.MustCompile(`kubeproxy_\w+`).FindAllString(string(text), -1)
-		if len(names) < 10 {
-			t.Errorf("%s names %d metrics", file, len(names))
-		}
+		kit.Check(t, len(names) >= 10, "%s names %d metrics", file, len(names))
 		for _, name := range names {
-			if !known[name] {
-				t.Errorf("%s: there is no metric %s", file, name)
-			}
+			kit.Check(t, known[name], "%s: there is no metric %s", file, name)
 		}
 	}
 }
@@ -533,12 +519,8 @@ func TestReloaded(t *testing.T) {
 		good, when float64
 	}{{Rejected, 0, 1}, {Rejected, 0, 1}, {Unchanged, 1, 12}, {Rejected, 0, 12}, {Applied, 1, 14}, {Restart, 1, 14}} {
 		m.Reloaded(step.what, time.Unix(int64(10+i), 0))
-		if v := value(t, m.registry, good, ""); v != step.good {
-			t.Errorf("after step %d, %s: successful is %v, want %v", i, step.what, v, step.good)
-		}
-		if v := value(t, m.registry, when, ""); v != step.when {
-			t.Errorf("after step %d, %s: timestamp is %v, want %v", i, step.what, v, step.when)
-		}
+		kit.Equal(t, value(t, m.registry, good, ""), step.good, "after step %d, %s: successful", i, step.what)
+		kit.Equal(t, value(t, m.registry, when, ""), step.when, "after step %d, %s: timestamp", i, step.what)
 	}
 	for what, want := range map[Reload]float64{Rejected: 3, Applied: 1, Unchanged: 1, Restart: 1} {
 		if v := value(t, m.registry, "kubeproxy_config_reloads_total", string(what)); v != want {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 var errRefused = errors.New("refused")
@@ -330,9 +331,7 @@ func TestCancelFinishesTheRound(t *testing.T) {
 		b.pass(time.Second)
 		b.cancel()
 		synctest.Wait()
-		if len(b.done) > 0 {
-			t.Error("Run ended within a round")
-		}
+		kit.Check(t, len(b.done) == 0, "Run ended within a round")
 		b.pass(5 * time.Second)
 		if b.applied != 1 || len(b.results) != 1 || b.results[0].Err != nil {
 			t.Errorf("%d applied, results %v; want a whole round", b.applied, b.results)
@@ -373,15 +372,11 @@ func TestBackoff(t *testing.T) {
 		got = append(got, b.After(n+1))
 	}
 	want := []time.Duration{3 * time.Second, 6 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 	if d := (Backoff{First: time.Minute, Max: time.Second}).After(1); d != time.Second {
 		t.Errorf("first pause = %s, want the longest, %s", d, time.Second)
 	}
-	if d := b.After(1 << 30); d != b.Max {
-		t.Errorf("after very many failures = %s, want %s", d, b.Max)
-	}
+	kit.Equal(t, b.After(1<<30), b.Max, "after very many failures")
 }
 
 // A new Timing applies at once, even during a long pause of the old one.
@@ -447,9 +442,7 @@ func TestSetResync(t *testing.T) {
 		b.pass(time.Second)
 		b.SetTiming(Timing{Resync: 20 * time.Second})
 		b.pass(time.Second)
-		if len(p.resyncs) != 1 || p.resyncs[0] != 20*time.Second {
-			t.Errorf("the backend heard of %s", p.resyncs)
-		}
+		kit.Check(t, len(p.resyncs) == 1 && p.resyncs[0] == 20*time.Second, "the backend heard of %s", p.resyncs)
 	})
 }
 
@@ -472,9 +465,7 @@ func TestRepeatedDrift(t *testing.T) {
 			n := b.count()
 			b.DataplaneChanged()
 			b.pass(ms)
-			if b.count() != n+1 {
-				t.Errorf("change %d was not repaired at once", i+1)
-			}
+			kit.Check(t, b.count() == n+1, "change %d was not repaired at once", i+1)
 		}
 		alter(5 * time.Second)
 		if r := b.last(); !r.Contested() {
@@ -537,9 +528,7 @@ func TestStandby(t *testing.T) {
 			t.Errorf("%d rounds, reported standing by %d times", b.count(), standbys)
 		}
 		for i := range 3 {
-			if b.forgets != i {
-				t.Errorf("forgot %d times what it had programmed, want %d", b.forgets, i)
-			}
+			kit.Check(t, b.forgets == i, "forgot %d times what it had programmed, want %d", b.forgets, i)
 			mine = true
 			b.Kick()
 			b.pass(time.Second)

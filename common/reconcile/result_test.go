@@ -61,9 +61,7 @@ func TestResults(t *testing.T) {
 				if !errors.Is(got.Err, tt.err) || (got.Err == nil) != (tt.err == nil) {
 					t.Errorf("Err = %v, want %v", got.Err, tt.err)
 				}
-				if got.Snapshot != b.latest {
-					t.Errorf("the snapshot is %v", got.Snapshot)
-				}
+				kit.Check(t, got.Snapshot == b.latest, "the snapshot is %v", got.Snapshot)
 				tt.want.Start, got.Snapshot, got.Err = b.begin, nil, nil
 				kit.Same(t, "(-want +got)", tt.want, got)
 			})
@@ -132,9 +130,7 @@ func TestUnsupported(t *testing.T) {
 		"something else": {errors.New("busy"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Unsupported(tt.err); got != tt.want {
-				t.Errorf("Unsupported(%v) = %v, want %v", tt.err, got, tt.want)
-			}
+			kit.Equal(t, Unsupported(tt.err), tt.want, "Unsupported(%v)", tt.err)
 		})
 	}
 }
@@ -174,9 +170,7 @@ func TestOnlyPortErrors(t *testing.T) {
 		"several within a port's":           {&PortError{Err: errors.Join(errRefused, errRefused)}, true},
 		"a list of none":                    {noErrors{}, false},
 	} {
-		if got := OnlyPortErrors(tt.err); got != tt.want {
-			t.Errorf("%s: %t, want %t", name, got, tt.want)
-		}
+		kit.Equal(t, OnlyPortErrors(tt.err), tt.want, "%s", name)
 	}
 }
 
@@ -260,9 +254,7 @@ func TestBothGoesOn(t *testing.T) {
 			if err == nil {
 				err = p.Apply(t.Context()).Err
 			}
-			if errors.Is(err, broken) != tt.broken {
-				t.Errorf("error %v", err)
-			}
+			kit.Check(t, errors.Is(err, broken) == tt.broken, "error %v", err)
 			if got := [2]int{tt.main.applied, tt.second.applied}; got != tt.applied {
 				t.Errorf("applied %v, want %v", got, tt.applied)
 			}
@@ -277,9 +269,7 @@ func TestBothNotes(t *testing.T) {
 	kit.Must(t, err)
 	want := Notes{x: {{Text: "a"}, {Text: "b"}}, y: {{Text: "c"}}}
 	kit.Same(t, "(-want +got)", want, p.Outcome().Notes)
-	if len(main.notes) != 1 || len(second.notes) != 2 {
-		t.Error("a plan's own notes changed")
-	}
+	kit.Check(t, len(main.notes) == 1 && len(second.notes) == 2, "a plan's own notes changed")
 }
 
 func TestBothDegraded(t *testing.T) {
@@ -297,9 +287,7 @@ func TestBothEnds(t *testing.T) {
 	x, y := errors.New("x"), errors.New("y")
 	b := Both(&partialBackend{endErr: x}, &partialBackend{endErr: y})
 	for what, err := range map[string]error{"cleanup": b.Cleanup(t.Context()), "close": b.Close()} {
-		if !errors.Is(err, x) || !errors.Is(err, y) {
-			t.Errorf("%s: %v, want the errors of both", what, err)
-		}
+		kit.Check(t, errors.Is(err, x) && errors.Is(err, y), "%s: %v, want the errors of both", what, err)
 	}
 }
 
@@ -316,9 +304,7 @@ func TestWatchAll(t *testing.T) {
 		return broken
 	}
 	err := WatchAll(t.Context(), func() { close(began) }, lasting, failing)
-	if !errors.Is(err, broken) || !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want the errors of both", err)
-	}
+	kit.Check(t, errors.Is(err, broken) && errors.Is(err, context.Canceled), "%v, want the errors of both", err)
 }
 
 // signalAfter sleeps for d, then calls SnapshotChanged, with another snapshot if changed.
@@ -394,9 +380,7 @@ func TestUnchangedSnapshotIsReported(t *testing.T) {
 		b.applies = []error{&PortError{Err: &UnsupportedError{Text: "never"}}}
 	}, func(b *harness) {
 		b.signalAfter(10*time.Second, false)
-		if len(b.results) != 2 {
-			t.Fatalf("%d results, want 2", len(b.results))
-		}
+		kit.Need(t, len(b.results) == 2, "%d results, want 2", len(b.results))
 		r := b.results[1]
 		if at := r.Start.Sub(b.begin); at != 10*time.Second || r.Took != 0 || r.Changed || len(r.Drift)+len(r.Removed)+r.Rules.Written["nat"] > 0 || r.Generation != 1 || !Unsupported(r.Err) {
 			t.Errorf("after %s: %+v", at, r)

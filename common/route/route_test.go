@@ -355,9 +355,7 @@ func matrixCases() []matrixCase {
 
 func TestMasqueradeMatrix(t *testing.T) {
 	cases := matrixCases()
-	if len(cases) != 4*2*3*4 {
-		t.Fatalf("%d cases, want every kind, policy, source and node", len(cases))
-	}
+	kit.Need(t, len(cases) == 4*2*3*4, "%d cases, want every kind, policy, source and node", len(cases))
 	for _, c := range cases {
 		t.Run(fmt.Sprintf("%s/%s/%s/%+v", c.kind, c.policy, c.from, c.column), func(t *testing.T) {
 			got := [2]string{c.decide(service.IPv4), c.decide(service.IPv6)}

@@ -123,9 +123,7 @@ func TestSnapshotBasics(t *testing.T) {
 	node := &Node{Name: "a"}
 	ports := []*Port{port(2, IPv6), port(1, IPv4), port(0, IPv6), port(0, IPv4)}
 	s := New(7, node, ports)
-	if s.Generation != 7 || s.Node != node {
-		t.Errorf("snapshot %d of %v", s.Generation, s.Node)
-	}
+	kit.Check(t, s.Generation == 7 && s.Node == node, "snapshot %d of %v", s.Generation, s.Node)
 	if want := []*Port{ports[3], ports[1], ports[2], ports[0]}; !slices.Equal(all(s), want) {
 		t.Errorf("ports = %v, want them by family and name", all(s))
 	}
@@ -222,9 +220,7 @@ func TestPortEndpoints(t *testing.T) {
 	}{
 		{Port{}, false}, {Port{Cluster: there}, true}, {Port{Local: here}, true},
 	} {
-		if got := tt.port.HasEndpoints(); got != tt.want {
-			t.Errorf("Served of %v = %v, want %v", tt.port, got, tt.want)
-		}
+		kit.Equal(t, tt.port.HasEndpoints(), tt.want, "Served of %v", tt.port)
 	}
 }
 

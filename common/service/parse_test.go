@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestParseAddr reads what Kubernetes reads. The empty string stands for an error.
@@ -34,9 +35,7 @@ func TestParseAddr(t *testing.T) {
 		if a, err := service.ParseAddr(in); err == nil {
 			got = a.String()
 		}
-		if got != want {
-			t.Errorf("ParseAddr(%q) = %q, want %q", in, got, want)
-		}
+		kit.Check(t, got == want, "ParseAddr(%q) = %q, want %q", in, got, want)
 	}
 }
 
@@ -59,9 +58,7 @@ func TestParsePrefix(t *testing.T) {
 		if p, err := service.ParsePrefix(in); err == nil {
 			got = p.String()
 		}
-		if got != want {
-			t.Errorf("ParsePrefix(%q) = %q, want %q", in, got, want)
-		}
+		kit.Check(t, got == want, "ParsePrefix(%q) = %q, want %q", in, got, want)
 	}
 }
 
@@ -79,9 +76,7 @@ func TestParseAddrPort(t *testing.T) {
 		if a, err := service.ParseAddrPort(in); err == nil {
 			got = a.String()
 		}
-		if got != want {
-			t.Errorf("ParseAddrPort(%q) = %q, want %q", in, got, want)
-		}
+		kit.Check(t, got == want, "ParseAddrPort(%q) = %q, want %q", in, got, want)
 	}
 }
 

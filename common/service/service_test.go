@@ -198,9 +198,7 @@ func TestWithShares(t *testing.T) {
 			shared++
 		}
 	}
-	if shared != 9 {
-		t.Errorf("%d chunks shared, want 9 of 10", shared)
-	}
+	kit.Check(t, shared == 9, "%d chunks shared, want 9 of 10", shared)
 }
 
 func TestAnswersNodePorts(t *testing.T) {
@@ -221,9 +219,7 @@ func TestAnswersNodePorts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := Node{NodePorts: tt.prefixes}
-			if got := n.AnswersNodePorts(netip.MustParseAddr(tt.addr)); got != tt.want {
-				t.Errorf("AnswersNodePorts(%s) = %v, want %v", tt.addr, got, tt.want)
-			}
+			kit.Equal(t, n.AnswersNodePorts(netip.MustParseAddr(tt.addr)), tt.want, "AnswersNodePorts(%s)", tt.addr)
 		})
 	}
 }
@@ -245,9 +241,7 @@ func TestLocalPods(t *testing.T) {
 		"the node itself":    {LocalPods{InterfacePrefix: "veth"}, "10.1.0.1", "", false, [2]bool{true, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := tt.pods.Contains(netip.MustParseAddr(tt.addr), tt.iface); got != tt.contains {
-				t.Errorf("Contains = %v, want %v", got, tt.contains)
-			}
+			kit.Equal(t, tt.pods.Contains(netip.MustParseAddr(tt.addr), tt.iface), tt.contains, "Contains")
 			kit.Same(t, "Known (-want +got)", tt.known, [2]bool{tt.pods.Known(IPv4), tt.pods.Known(IPv6)})
 		})
 	}

@@ -188,13 +188,9 @@ func TestFeed(t *testing.T) {
 		calls = nil
 		select {
 		case <-f.listed:
-			if i == 0 {
-				t.Error("listed before the first list")
-			}
+			kit.Check(t, i != 0, "listed before the first list")
 		default:
-			if i > 0 {
-				t.Errorf("step %d: not listed after the first list", i)
-			}
+			kit.Check(t, i <= 0, "step %d: not listed after the first list", i)
 		}
 		if err := s.do(); err != nil {
 			t.Fatalf("step %d: %v", i, err)
@@ -247,9 +243,7 @@ func TestFeedCollects(t *testing.T) {
 	kit.Must(t, f.Replace(collected, "2"))
 	want := []string{"gone b", "gone old", "set a", "set b", "set c", "set old"}
 	kit.Same(t, "(-want +got)", want, sorted(calls))
-	if len(f.known) != 2 {
-		t.Errorf("known = %v, want a and c", f.known)
-	}
+	kit.Check(t, len(f.known) == 2, "known = %v, want a and c", f.known)
 }
 
 // returningTransport is an API server that does not run until it is back. It has no

@@ -122,9 +122,7 @@ func TestOtherKindsCostNothing(t *testing.T) {
 			if len(got.objects) < 2 || got.rejectedCount > 0 {
 				t.Errorf("%d objects, problems %v; want both Services and no problem", len(got.objects), got.rejected)
 			}
-			if len(d.noted) != 1 {
-				t.Errorf("notes = %v, want one about the other kind", d.noted)
-			}
+			kit.Check(t, len(d.noted) == 1, "notes = %v, want one about the other kind", d.noted)
 		})
 	}
 }
@@ -323,9 +321,7 @@ func decodeFlood(t *testing.T, text string) uint64 {
 	for _, b := range got.rejected {
 		words += len(b.err.Error())
 	}
-	if words > 100_000 {
-		t.Errorf("%d bytes of errors", words)
-	}
+	kit.Check(t, words <= 100_000, "%d bytes of errors", words)
 	return allocated
 }
 
@@ -392,9 +388,7 @@ func TestProblemLimit(t *testing.T) {
 	if len(p) != maxProblems+1 || !strings.Contains(p[maxProblems].err.Error(), "30 more objects cannot be used") {
 		t.Errorf("problems = %v, want %d and a count of 30", p, maxProblems)
 	}
-	if len(l.delivered) != 50 {
-		t.Errorf("%d objects are left, want the last good versions of 50", len(l.delivered))
-	}
+	kit.Check(t, len(l.delivered) == 50, "%d objects are left, want the last good versions of 50", len(l.delivered))
 }
 
 func FuzzDecode(f *testing.F) {
@@ -407,17 +401,13 @@ func FuzzDecode(f *testing.F) {
 		d := &decoder{noted: map[string]bool{}}
 		got := d.decode(content)
 		for _, o := range got.objects {
-			if o.key.name.Name == "" || o.key.kind == "" {
-				t.Errorf("object without a key: %v", o.key)
-			}
+			kit.Check(t, o.key.name.Name != "" && o.key.kind != "", "object without a key: %v", o.key)
 		}
 		if n := len(got.rejected); n > maxProblems {
 			t.Errorf("%d problems are reported, want at most %d", n, maxProblems)
 		}
 		for _, b := range got.rejected {
-			if !strings.Contains(b.err.Error(), " at line ") {
-				t.Errorf("error = %q, want it to say where", b.err)
-			}
+			kit.Check(t, strings.Contains(b.err.Error(), " at line "), "error = %q, want it to say where", b.err)
 		}
 	})
 }
@@ -450,13 +440,9 @@ func TestDocuments(t *testing.T) {
 				}
 				return true
 			})
-			if len(lines) != len(tt.lines) {
-				t.Fatalf("lines = %v, want %v", lines, tt.lines)
-			}
+			kit.Need(t, len(lines) == len(tt.lines), "lines = %v, want %v", lines, tt.lines)
 			for i := range lines {
-				if lines[i] != tt.lines[i] {
-					t.Errorf("lines = %v, want %v", lines, tt.lines)
-				}
+				kit.Check(t, lines[i] == tt.lines[i], "lines = %v, want %v", lines, tt.lines)
 			}
 		})
 	}
@@ -481,9 +467,7 @@ func TestFloodsMemory(t *testing.T) {
 				took = min(took, peakOf(text))
 			}
 			t.Logf("%.1f times its size", took)
-			if took > most {
-				t.Errorf("%.1f times the file's size in memory, want at most %d", took, most)
-			}
+			kit.Check(t, took <= most, "%.1f times the file's size in memory, want at most %d", took, most)
 		})
 	}
 }

@@ -26,9 +26,7 @@ func TestLoadNamedPipe(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "want a regular file") {
 			t.Errorf("%s: Load = %v, want an error about the kind of file", name, err)
 		}
-		if len(r.calls) != 3 {
-			t.Errorf("%s: calls = %q, want those of b.yaml and unread", name, r.calls)
-		}
+		kit.Check(t, len(r.calls) == 3, "%s: calls = %q, want those of b.yaml and unread", name, r.calls)
 		if name == "in a directory" {
 			continue
 		}

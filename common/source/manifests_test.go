@@ -125,9 +125,7 @@ func (r *recorder) waitFor(t *testing.T, holds func() bool) {
 		if ok {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("over = %q, standing = %v", over, standing)
-		}
+		kit.Need(t, !time.Now().After(deadline), "over = %q, standing = %v", over, standing)
 	}
 }
 
@@ -143,9 +141,7 @@ func (r *recorder) wait(t *testing.T, want ...string) {
 		if !missing {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("calls = %q, want %q", calls, want)
-		}
+		kit.Need(t, !time.Now().After(deadline), "calls = %q, want %q", calls, want)
 		time.Sleep(2 * time.Millisecond)
 	}
 }
@@ -280,9 +276,7 @@ func compareErrors(t *testing.T, dir string, want []string, err error) {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		got = all.Unwrap()
 	}
-	if len(got) != len(want) {
-		t.Fatalf("errors = %v, want %d", err, len(want))
-	}
+	kit.Need(t, len(got) == len(want), "errors = %v, want %d", err, len(want))
 	for i, w := range want {
 		if g := kit.Normalize(got[i].Error(), dir); !strings.HasPrefix(g, w) {
 			t.Errorf("error %d = %q, want %q", i, g, w)
@@ -321,9 +315,7 @@ func TestMissingPath(t *testing.T) {
 			t.Errorf("%s = %v, want an error naming the path", name, err)
 		}
 	}
-	if len(r.calls) > 0 {
-		t.Errorf("calls = %q, want none", r.calls)
-	}
+	kit.Check(t, len(r.calls) == 0, "calls = %q, want none", r.calls)
 }
 
 // run starts m on the paths and waits for Synced. It returns the calls before Synced.
@@ -447,9 +439,7 @@ func retryTest(t *testing.T, try func() (wrong string)) {
 		t.Logf("tries again: %s", wrong)
 		wrong = try()
 	}
-	if wrong != "" {
-		t.Error(wrong)
-	}
+	kit.Check(t, wrong == "", "%v", wrong)
 }
 
 // In a ConfigMap volume the files are links through ..data, which is swapped: kubernetes:
@@ -551,9 +541,7 @@ func afterProblem(t *testing.T, r *recorder) (calls, errs []string) {
 		if n > 0 {
 			idle++
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("no problem was reported")
-		}
+		kit.Need(t, !time.Now().After(deadline), "no problem was reported")
 	}
 	return r.take()
 }
@@ -656,9 +644,7 @@ func TestRefreshNotices(t *testing.T) {
 			tt.change(t, path)
 			setTime(t, path, old.Add(tt.modified))
 			f.refresh(d, old.Add(2*time.Minute))
-			if got := f.objects[0].value.(*corev1.Service).Spec.ClusterIP; got != tt.want {
-				t.Errorf("clusterIP = %s, want %s", got, tt.want)
-			}
+			kit.Equal(t, f.objects[0].value.(*corev1.Service).Spec.ClusterIP, tt.want, "clusterIP")
 		})
 	}
 }

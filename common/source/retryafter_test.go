@@ -65,9 +65,7 @@ func TestAsked(t *testing.T) {
 			if refused := c.code != http.StatusOK; (err != nil) != refused {
 				t.Fatalf("the request failed: %v", err)
 			}
-			if got := RetryAfter(ctx, err); got != c.want {
-				t.Errorf("Asked = %s, want %s", got, c.want)
-			}
+			kit.Equal(t, RetryAfter(ctx, err), c.want, "Asked")
 		})
 	}
 	// Without a clock of the server, that of this node counts.

@@ -170,9 +170,7 @@ func testRestored(t *testing.T, streams bool, happens func(*fakeAPI), within tim
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if len(restored) != 1 {
-			t.Errorf("reported: %q, want one line", restored)
-		}
+		kit.Check(t, len(restored) == 1, "reported: %q, want one line", restored)
 		before := len(s.requests) // it ends: nothing is asked for again while watches last, which is five minutes at least
 		pass(3 * time.Minute)
 		if n := len(s.requests) - before; n > 0 {
@@ -332,9 +330,7 @@ func TestOldAPIServer(t *testing.T) {
 		var errs []error
 		s.follow(t, &APIServer{Report: func(err error) { errs = append(errs, err) }}, &recorder{open: true}, func() {
 			pass(time.Minute)
-			if len(errs) > 0 {
-				t.Errorf("reported: %v", errs)
-			}
+			kit.Check(t, len(errs) == 0, "reported: %v", errs)
 		})
 	})
 	// Another refusal is one.
@@ -383,8 +379,6 @@ func TestIsComplete(t *testing.T) {
 		"failure":                     {apiwatch.Event{Type: apiwatch.Error, Object: failure(500, metav1.StatusReasonInternalError)}, false, false},
 		"failure among existing ones": {apiwatch.Event{Type: apiwatch.Error, Object: failure(500, metav1.StatusReasonInternalError)}, true, false},
 	} {
-		if got := isComplete(c.event, c.first); got != c.want {
-			t.Errorf("%s: isComplete = %v, want %v", name, got, c.want)
-		}
+		kit.Equal(t, isComplete(c.event, c.first), c.want, "%s: isComplete", name)
 	}
 }

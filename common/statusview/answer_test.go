@@ -216,13 +216,9 @@ func TestAHealthyProxy(t *testing.T) {
 		"web --failing": {"1 Service: all programmed; 0 listed\n"},
 	} {
 		got := ask(t, server, strings.Fields(args)...)
-		if got.code != 0 || got.err != "" {
-			t.Errorf("%q: exit %d, %s", args, got.code, got.err)
-		}
+		kit.Check(t, got.code == 0 && got.err == "", "%q: exit %d, %s", args, got.code, got.err)
 		for _, w := range wants {
-			if !strings.Contains(got.out, w) {
-				t.Errorf("%q: no %q in\n%s", args, w, got.out)
-			}
+			kit.Check(t, strings.Contains(got.out, w), "%q: no %q in\n%s", args, w, got.out)
 		}
 	}
 }
@@ -298,9 +294,7 @@ func TestJSON(t *testing.T) {
 	var d map[string]any
 	kit.Must(t, json.Unmarshal([]byte(got.out), &d))
 	for _, key := range []string{"server", "ok", "summary", "mode", "node", "version", "started", "generation", "health", "services"} {
-		if d[key] == nil {
-			t.Errorf("no %q in\n%s", key, got.out)
-		}
+		kit.Check(t, d[key] != nil, "no %q in\n%s", key, got.out)
 	}
 	if got.code != 1 || d["ok"] != false || strings.Contains(got.out, "\x1b") {
 		t.Errorf("exit %d, ok %v", got.code, d["ok"])
@@ -343,13 +337,9 @@ func TestLimits(t *testing.T) {
 	got := ask(t, serveStore(t, b, report), "shop/web")
 	wants := []string{"shop/web: limited\n", "no source ranges\n", "served\n", "not served: this mode cannot\n", "IPv4    no timeout\n"}
 	for _, w := range wants {
-		if !strings.Contains(got.out, w) {
-			t.Errorf("no %q in\n%s", w, got.out)
-		}
+		kit.Check(t, strings.Contains(got.out, w), "no %q in\n%s", w, got.out)
 	}
-	if got.code != ExitNotOK {
-		t.Errorf("exit %d, want %d", got.code, ExitNotOK)
-	}
+	kit.Check(t, got.code == ExitNotOK, "exit %d, want %d", got.code, ExitNotOK)
 }
 
 // A question about one Service lists its endpoints, and why each one is used or not.
@@ -370,17 +360,13 @@ func TestEndpointsOfAService(t *testing.T) {
 	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	server := serveStore(t, b, health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}}})
 	got := ask(t, server, "shop/web")
-	if got.code != 0 {
-		t.Fatalf("exit %d: %s", got.code, got.err)
-	}
+	kit.Need(t, got.code == 0, "exit %d: %s", got.code, got.err)
 	for _, line := range []string{
 		"  PORT  ENDPOINT         NODE           ZONE  STATE  USED  LOCAL  WHY\n",
 		"  http  10.244.1.1:8080  node-a (here)  east  ready  yes   yes    it is ready\n",
 		"  http  10.244.2.1:8080  node-b\\x1b           ready  yes   no     it is not on this node\n",
 	} {
-		if !strings.Contains(got.out, line) {
-			t.Errorf("no line %q in\n%s", line, got.out)
-		}
+		kit.Check(t, strings.Contains(got.out, line), "no line %q in\n%s", line, got.out)
 	}
 	if got := ask(t, server); strings.Contains(got.out, "10.244.1.1:8080") {
 		t.Errorf("the list of all Services has endpoints:\n%s", got.out)

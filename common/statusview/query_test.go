@@ -123,8 +123,6 @@ func TestRedirects(t *testing.T) {
 	_, pageErr := q.Page(t.Context(), "/metrics")
 	_, _, fetchErr := q.Fetch(t.Context(), "/explain")
 	for _, err := range []error{askErr, pageErr, fetchErr} {
-		if err == nil || followed || !strings.Contains(err.Error(), "302") {
-			t.Errorf("%v, followed: %t", err, followed)
-		}
+		kit.Check(t, err != nil && !followed && strings.Contains(err.Error(), "302"), "%v, followed: %t", err, followed)
 	}
 }

@@ -193,9 +193,7 @@ func TestWatchFailureJSON(t *testing.T) {
 	for d := json.NewDecoder(strings.NewReader(out.text.String())); d.More(); {
 		var document struct{ Server, Mode, Error string }
 		kit.Must(t, d.Decode(&document))
-		if document.Server != server {
-			t.Errorf("server %q, want %q", document.Server, server)
-		}
+		kit.Check(t, document.Server == server, "server %q, want %q", document.Server, server)
 		_, document.Error, _ = strings.Cut(document.Error, "is not this proxy ")
 		document.Error, _, _ = strings.Cut(document.Error, ":")
 		got = append(got, document.Mode+document.Error)

@@ -214,9 +214,7 @@ func TestTakeover(t *testing.T) {
 				if got := s.done > 0; got != tt.done || tt.left.removed != tt.removed {
 					t.Errorf("removed %d times, done %t; want %d, %t", tt.left.removed, got, tt.removed, tt.done)
 				}
-				if s.failed != tt.failed {
-					t.Errorf("%d failures counted, want %d", s.failed, tt.failed)
-				}
+				kit.Check(t, s.failed == tt.failed, "%d failures counted, want %d", s.failed, tt.failed)
 				if now := len(s.conditions) > 0 && s.conditions[len(s.conditions)-1] != ""; tt.left.what != "" && !now || tt.done && now {
 					t.Errorf("conditions %q", s.conditions)
 				}
@@ -265,9 +263,7 @@ func TestClear(t *testing.T) {
 			if err != nil {
 				text = err.Error()
 			}
-			if what != tt.what || text != tt.err {
-				t.Errorf("clear = %q, %q; want %q, %q", what, text, tt.what, tt.err)
-			}
+			kit.Check(t, what == tt.what && text == tt.err, "clear = %q, %q; want %q, %q", what, text, tt.what, tt.err)
 		})
 	}
 }
@@ -322,9 +318,7 @@ func TestTakeoverInPart(t *testing.T) {
 			left := fakeLeftovers{what: "rules"}
 			runTakeover(t, &left, &fakeAuditor{missing: tt.missing}, func(s *takeoverTest) {
 				tt.do(s)
-				if gone := left.what == ""; gone != tt.gone {
-					t.Errorf("old rules are gone: %t, want %t", gone, tt.gone)
-				}
+				kit.Equal(t, left.what == "", tt.gone, "old rules are gone")
 			})
 		})
 	}
@@ -344,9 +338,7 @@ func TestOnlyForbidden(t *testing.T) {
 		"mixed":         {errors.Join(syscall.EPERM, other), false},
 	}
 	for name, tt := range tests {
-		if got := errtree.Only(tt.err, fs.ErrPermission); got != tt.want {
-			t.Errorf("%s: %v, want %v", name, got, tt.want)
-		}
+		kit.Equal(t, errtree.Only(tt.err, fs.ErrPermission), tt.want, "%s", name)
 	}
 }
 
@@ -506,9 +498,7 @@ func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
 	logged := 0
 	line := func(line string) {
 		logged++
-		if !strings.Contains(condition, "no right") {
-			t.Errorf("%q is said, and %q shown", line, condition)
-		}
+		kit.Check(t, strings.Contains(condition, "no right"), "%q is said, and %q shown", line, condition)
 	}
 	x := New(Options{
 		Targets:   []Target{{Leftovers: &fakeLeftovers{}, err: errors.New("no right")}},
@@ -630,7 +620,5 @@ func TestLeftByAnotherHolder(t *testing.T) {
 			t.Errorf("removed %d times, want once", removed)
 		}
 	})
-	if len(got) > 0 {
-		t.Errorf("reported as foreign: %q", got)
-	}
+	kit.Check(t, len(got) == 0, "reported as foreign: %q", got)
 }

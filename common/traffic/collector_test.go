@@ -143,9 +143,7 @@ func TestRun(t *testing.T) {
 		time.Sleep(10*period + 1)
 		cancel()
 		synctest.Wait()
-		if s.data.reads != 11 {
-			t.Errorf("%d readings, want 11", s.data.reads)
-		}
+		kit.Check(t, s.data.reads == 11, "%d readings, want 11", s.data.reads)
 	})
 }
 

@@ -88,9 +88,7 @@ func TestFollow(t *testing.T) {
 		all = append(all, a)
 		return len(all) < 2, nil
 	})
-	if err != nil || len(all) != 2 {
-		t.Fatalf("%d answers, %v", len(all), err)
-	}
+	kit.Need(t, err == nil && len(all) == 2, "%d answers, %v", len(all), err)
 	a := all[1]
 	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
 		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
@@ -117,9 +115,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		q.Timeout = time.Minute
 		err := q.Follow(t.Context(), func(*Answer) (bool, error) { return false, nil })
-		if err == nil || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
+		kit.Check(t, err != nil && strings.HasSuffix(err.Error(), want), "%v, want %s", err, want)
 	}
 	q := &Query{Query: statusview.Query{Server: serve(t, shopServer()), Reference: service.Reference{Namespace: "shop", Name: "idle"}}, Timeout: time.Minute}
 	if err := q.Follow(t.Context(), func(a *Answer) (bool, error) { return false, nil }); err != nil {

@@ -17,9 +17,7 @@ func TestPageOnModes(t *testing.T) {
 	page := kit.ReadFile(t, "../../docs/modes.md")
 	for _, d := range All().On(config.Linux) {
 		row := fmt.Sprintf("| `%s` | %s | %s |\n", d.Name, d.Needs, d.Leaves)
-		if !strings.Contains(string(page), row) {
-			t.Errorf("docs/modes.md lacks the row\n%s", row)
-		}
+		kit.Check(t, strings.Contains(string(page), row), "docs/modes.md lacks the row\n%s", row)
 	}
 }
 

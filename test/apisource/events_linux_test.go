@@ -80,9 +80,7 @@ func TestEvents(t *testing.T) {
 func testEventsForbidden(t *testing.T, w fixture, account string) {
 	const rule = "- apiGroups: [\"\"] # of the proxy"
 	before, after, ok := strings.Cut(account, rule)
-	if !ok {
-		t.Fatalf("no rule about events in\n%s", account)
-	}
+	kit.Need(t, ok, "no rule about events in\n%s", account)
 	_, after, _ = strings.Cut(after, "---\n")
 	kit.Must(t, w.Apply(t.Context(), []byte(before+"---\n"+after)))
 	p := w.start(t, deployed)

@@ -140,9 +140,7 @@ func TestLoginFails(t *testing.T) {
 				page, err := program.Fetch(t.Context(), w.lab.Node, program.MetricsAddr, "/services")
 				return err == nil && strings.Contains(string(page.Body), "at the API server: ")
 			})
-			if p.Ended() || p.Log.Has(`"Programmed"`) {
-				t.Error("it ended, or programmed what it cannot know")
-			}
+			kit.Check(t, !p.Ended() && !p.Log.Has(`"Programmed"`), "it ended, or programmed what it cannot know")
 			if n := p.Log.Count("The API server cannot be read"); n > 3 {
 				t.Errorf("%d lines about one thing", n)
 			}
@@ -192,9 +190,7 @@ func TestDiffWithTheAPIServer(t *testing.T) {
 	run := func(args ...string) (code int, out string) {
 		cmd := exec.Command(kubeProxy.Path, append(args, "--hostname-override=node-a")...)
 		out, err := program.Run(t, w.lab.Node, cmd)
-		if err != nil && cmd.ProcessState == nil {
-			t.Fatal(err)
-		}
+		kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 		return cmd.ProcessState.ExitCode(), out
 	}
 	if code, out := run("diff", kubeconfig); code != 1 || !strings.Contains(out, "from what the node has to the API server") || !strings.Contains(out, "default/web") {
@@ -245,9 +241,7 @@ func (w fixture) diagnose(t *testing.T, l cluster.Login, args ...string) *diagno
 func (d *diagnosis) expect(t *testing.T, id string, words ...string) {
 	t.Helper()
 	text := d.find(id)
-	if len(words) == 0 && text != "" {
-		t.Errorf("found %s: %s", id, text)
-	}
+	kit.Check(t, len(words) != 0 || text == "", "found %s: %s", id, text)
 	for _, word := range words {
 		if d.code == 0 || !strings.Contains(text, word) {
 			t.Errorf("exit %d, %s: %q, want %q in it and another exit code than 0; all: %+v", d.code, id, text, word, d.Findings)
@@ -320,9 +314,7 @@ func TestNodeArrivesInParts(t *testing.T) {
 	p.AwaitLog(t, `"Starting"`, `mode="nftables"`, `families="IPv4, IPv6"`, `node="node-a"`, `nodeFrom="--hostname-override"`,
 		`pods="sources in the Node's podCIDRs"`, `podsFrom="--detect-local-mode"`)
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
-	if w.endpoints(t, web) != 2 {
-		t.Error("without a zone, want both endpoints")
-	}
+	kit.Check(t, w.endpoints(t, web) == 2, "without a zone, want both endpoints")
 
 	bare := &corev1.Node{}
 	bare.Name = netlab.NodeName
@@ -347,9 +339,7 @@ func TestNodeArrivesInParts(t *testing.T) {
 func (w fixture) nft(t *testing.T, what ...string) string {
 	t.Helper()
 	out, err := program.Run(t, w.lab.Node, nftCommand(what))
-	if err != nil {
-		t.Fatalf("nft list %v: %v\n%s", what, err, out)
-	}
+	kit.Need(t, err == nil, "nft list %v: %v\n%s", what, err, out)
 	return out
 }
 
@@ -379,9 +369,7 @@ func TestNodeLeaves(t *testing.T) {
 	kit.Until(t, "healthy again", func() bool { return status("/healthz") == http.StatusOK })
 	kit.Must(t, w.Delete(t.Context(), node))
 	kit.Until(t, "unhealthy without the Node", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
-	if got := status("/livez"); got != http.StatusOK {
-		t.Errorf("/livez = %d, want %d", got, http.StatusOK)
-	}
+	kit.Equal(t, status("/livez"), http.StatusOK, "/livez")
 	w.set(t, newNode())
 	kit.Until(t, "healthy with a Node again", func() bool { return status("/healthz") == http.StatusOK })
 	if now := program.Generation(t, w.lab.Node); now != before {
@@ -431,9 +419,7 @@ func TestKubectlPlugin(t *testing.T) {
 		cmd := exec.Command("kubectl", append([]string{"svcproxy", "--kubeconfig=" + w.kubeconfig(t, cluster.Login{})}, strings.Fields(tc.args)...)...)
 		cmd.Path, cmd.Env = filepath.Join(path, "kubectl"), []string{"HOME=" + t.TempDir(), "PATH=" + path + ":/usr/bin:/bin"}
 		out, err := program.Run(t, w.lab.Node, cmd)
-		if err != nil && cmd.ProcessState == nil {
-			t.Fatal(err)
-		}
+		kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(out, tc.want) {
 			t.Errorf("%s: exit %d, want %d with %q\n%s", tc.args, code, tc.code, tc.want, out)
 		}

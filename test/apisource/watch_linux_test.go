@@ -169,9 +169,7 @@ func TestSilentAPIServer(t *testing.T) {
 			after := strings.ReplaceAll("after "+name, " ", "-")
 			w.set(t, newService(after))
 			kit.Until(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
-			if len(s.gone) > 0 {
-				t.Errorf("forgotten meanwhile: %q", s.gone)
-			}
+			kit.Check(t, len(s.gone) == 0, "forgotten meanwhile: %q", s.gone)
 		})
 	}
 }
@@ -204,9 +202,7 @@ func TestDeadConnection(t *testing.T) {
 func awaitSlowLog(t *testing.T, p *program.Proxy, words ...string) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); !p.Log.Has(words...); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for a line of the log with %q", words)
-		}
+		kit.Need(t, !time.Now().After(deadline), "waited in vain for a line of the log with %q", words)
 	}
 }
 
@@ -422,9 +418,7 @@ func awaitEndpoints(b *testing.B, p *program.Proxy) {
 				return
 			}
 		}
-		if time.Now().After(deadline) {
-			b.Fatal("not all endpoints were programmed in time")
-		}
+		kit.Need(b, !time.Now().After(deadline), "not all endpoints were programmed in time")
 	}
 }
 
@@ -471,9 +465,7 @@ func TestServiceCIDRs(t *testing.T) {
 	}
 	kit.Must(t, ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}))
 	kit.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
-	if !drops(cluster.ServiceCIDRv4)() {
-		t.Error("the first range went, too")
-	}
+	kit.Check(t, drops(cluster.ServiceCIDRv4)(), "the first range went, too")
 }
 
 // oldClusterRole are those of a kube-proxy before ServiceCIDRs.

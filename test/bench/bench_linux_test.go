@@ -54,13 +54,9 @@ func TestQuickRun(t *testing.T) {
 		}
 	}
 	document, err := os.ReadFile(o.out)
-	if err != nil {
-		t.Fatalf("read the document: %v", err)
-	}
+	kit.Need(t, err == nil, "read the document: %v", err)
 	for _, want := range []string{"\n## From objects to the kernel\n", "\n### 1,100 Services of 10 endpoints\n", "| first program, CPU ", noPeer} {
-		if !strings.Contains(string(document), want) {
-			t.Errorf("the document does not contain %q:\n%s", want, document)
-		}
+		kit.Check(t, strings.Contains(string(document), want), "the document does not contain %q:\n%s", want, document)
 	}
 }
 
@@ -101,9 +97,7 @@ func TestQuickRunOfConnect(t *testing.T) {
 	if errors.Is(err, errNotPossible) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatalf("run: %v", err)
-	}
+	kit.Need(t, err == nil, "run: %v", err)
 	for _, table := range acceleratedTables(300) {
 		_, text, _ := strings.Cut(out.String(), "\n"+table.title+"\n")
 		for _, r := range table.rows {
@@ -217,9 +211,7 @@ func TestSizes(t *testing.T) {
 func TestQuantile(t *testing.T) {
 	list := []time.Duration{4e9, 1e9, 3e9, 2e9}
 	for share, want := range map[float64]float64{0: 1, 0.5: 3, 0.99: 4, 1: 4} {
-		if got := quantile(list, share); got != want {
-			t.Errorf("quantile(%v) = %v, want %v", share, got, want)
-		}
+		kit.Equal(t, quantile(list, share), want, "quantile(%v)", share)
 	}
 }
 
@@ -284,9 +276,7 @@ func TestAddresses(t *testing.T) {
 func fetch[T any](t *testing.T, s *httptest.Server, path string) (into T, code int) {
 	t.Helper()
 	r, err := s.Client().Get(s.URL + path)
-	if err != nil {
-		t.Fatalf("GET %s: %v", path, err)
-	}
+	kit.Need(t, err == nil, "GET %s: %v", path, err)
 	defer r.Body.Close()
 	if err := json.NewDecoder(r.Body).Decode(&into); err != nil {
 		t.Fatalf("GET %s: %v", path, err)
@@ -328,9 +318,7 @@ func TestAPIServerWatch(t *testing.T) {
 	for _, path := range []string{servicesPath, slicesPath} {
 		fetch[map[string]any](t, s, path)
 		r, err := s.Client().Get(s.URL + path + "?watch=1")
-		if err != nil {
-			t.Fatalf("watch %s: %v", path, err)
-		}
+		kit.Need(t, err == nil, "watch %s: %v", path, err)
 		defer r.Body.Close()
 		watches = append(watches, r)
 	}
@@ -338,14 +326,10 @@ func TestAPIServerWatch(t *testing.T) {
 		t.Errorf("whenDelivered = %s, %v, want 1s, true", cpu, ok)
 	}
 	send, err := api.update(newSlice(0, []int{5}))
-	if err != nil {
-		t.Fatalf("update: %v", err)
-	}
+	kit.Need(t, err == nil, "update: %v", err)
 	send()
 	line, err := bufio.NewReader(watches[1].Body).ReadBytes('\n')
-	if err != nil {
-		t.Fatalf("read an event: %v", err)
-	}
+	kit.Need(t, err == nil, "read an event: %v", err)
 	var got struct {
 		Type   string
 		Object discoveryv1.EndpointSlice
@@ -464,14 +448,10 @@ func rounded(t *testing.T, short, long string) bool {
 func quantity(t *testing.T, text string) (value, unit float64) {
 	t.Helper()
 	fields := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == ',' })
-	if len(fields) < 2 {
-		t.Fatalf("%q: want a figure and a unit", text)
-	}
+	kit.Need(t, len(fields) >= 2, "%q: want a figure and a unit", text)
 	unit = map[string]float64{"µs": 1e-6, "ms": 1e-3, "s": 1, "MB": 1e6}[fields[1]]
 	value, err := strconv.ParseFloat(fields[0], 64)
-	if err != nil || unit == 0 {
-		t.Fatalf("%q: want a figure in µs, ms, s or MB", text)
-	}
+	kit.Need(t, err == nil && unit != 0, "%q: want a figure in µs, ms, s or MB", text)
 	return value * unit, unit
 }
 
@@ -524,9 +504,7 @@ func TestDocumentKeepsOtherParts(t *testing.T) {
 	}
 	text := kit.ReadFile(t, path)
 	intro, rest, _ := strings.Cut(string(text), "\n**")
-	if intro != strings.TrimSuffix(documentIntro, "\n")+"\n" {
-		t.Errorf("the document begins with\n%s", intro)
-	}
+	kit.Check(t, intro == strings.TrimSuffix(documentIntro, "\n")+"\n", "the document begins with\n%s", intro)
 	section := func(title, date, during string) string {
 		return "\n## " + title + "\n\n```\ndate    " + date + " 00:00 UTC\ncommit  0123456789ab\nkernel  Linux\ncpu     2\nload    0.50 before, at most " + during + "\n```\n\nHow of " + date + ".\n\n" +
 			"|      |   ours |               aim |\n" +

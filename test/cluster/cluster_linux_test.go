@@ -99,13 +99,9 @@ func TestControlPlaneComesUp(t *testing.T) {
 		t.Errorf("version = %s, want %s", got, want)
 	}
 	etcd, err := c.Etcd.Memory()
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 	api, err := c.APIServer.Memory()
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 	t.Logf("ready after %s, resident: etcd %d MB, API server %d MB", time.Since(begin), etcd>>20, api>>20)
 }
 
@@ -212,18 +208,14 @@ func testSetAgain(t *testing.T, c *Cluster) {
 		t.Errorf("affinity = %q, want that of the second Set", second.Spec.SessionAffinity)
 	}
 	kit.Same(t, "ClusterIPs, -first +second", first.Spec.ClusterIPs, second.Spec.ClusterIPs)
-	if first.UID != second.UID {
-		t.Errorf("UID = %s, then %s: the Service was made anew", first.UID, second.UID)
-	}
+	kit.Check(t, first.UID == second.UID, "UID = %s, then %s: the Service was made anew", first.UID, second.UID)
 	for range 2 {
 		if err := c.Delete(t.Context(), second); err != nil {
 			t.Error(err)
 		}
 	}
 	_, err := c.Client.CoreV1().Services(space).Get(t.Context(), second.Name, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		t.Errorf("after Delete: %v, want not found", err)
-	}
+	kit.Check(t, apierrors.IsNotFound(err), "after Delete: %v, want not found", err)
 }
 
 func testNode(t *testing.T, c *Cluster) {
@@ -276,9 +268,7 @@ func testWatch(t *testing.T, c *Cluster) {
 	var got []seen
 	for event := range w.ResultChan() {
 		s, ok := event.Object.(*discoveryv1.EndpointSlice)
-		if !ok {
-			t.Fatalf("event %s with %v", event.Type, event.Object)
-		}
+		kit.Need(t, ok, "event %s with %v", event.Type, event.Object)
 		got = append(got, seen{event.Type, len(s.Endpoints)})
 		if event.Type == watch.Deleted {
 			break
@@ -313,7 +303,5 @@ func testRefusals(t *testing.T, c *Cluster) {
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "default/Bad_Name") || !strings.Contains(err.Error(), "*v1.Pod") {
 		t.Errorf("Set = %v, want it to name Bad_Name, invalid, and *v1.Pod", err)
 	}
-	if good.Spec.ClusterIP == "" {
-		t.Error("the good Service has no ClusterIP: it was not written")
-	}
+	kit.Check(t, good.Spec.ClusterIP != "", "the good Service has no ClusterIP: it was not written")
 }

@@ -116,15 +116,11 @@ func TestTableFitsManifests(t *testing.T) {
 	const dir = "../../docs/examples/shop"
 	table, err := readTable(filepath.Join(dir, "expected.txt"))
 	kit.Must(t, err)
-	if len(table) != 3 {
-		t.Fatalf("%d groups, want 3", len(table))
-	}
+	kit.Need(t, len(table) == 3, "%d groups, want 3", len(table))
 	for _, g := range table {
 		for _, r := range g.rows {
 			text, err := os.ReadFile(filepath.Join(dir, r.service+".yaml"))
-			if err != nil {
-				t.Error(err)
-			}
+			kit.Check(t, err == nil, "%v", err)
 			checkHas(t, r, string(text))
 			if !slices.Contains(slices.Concat([]string{"node-a"}, network.Pods, network.Remote, network.Clients), r.from) {
 				t.Errorf("the network of the demo has no %s", r.from)
@@ -183,9 +179,7 @@ func TestJudge(t *testing.T) {
 			if err := d.compare(tc.row, tc.found); err != nil {
 				got = err.Error()
 			}
-			if got != tc.want {
-				t.Errorf("complaint %q, want %q", got, tc.want)
-			}
+			kit.Check(t, got == tc.want, "complaint %q, want %q", got, tc.want)
 		})
 	}
 }

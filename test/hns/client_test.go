@@ -29,9 +29,7 @@ type client struct {
 func dial(t *testing.T, s *Server) *client {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Addr)
-	if err != nil {
-		t.Fatalf("dial: %v", err)
-	}
+	kit.Need(t, err == nil, "dial: %v", err)
 	t.Cleanup(func() { conn.Close() })
 	return &client{t, conn}
 }
@@ -126,9 +124,7 @@ func newFixture(t *testing.T, o Options) *fixture {
 func added(t *testing.T) func(string, error) string {
 	return func(id string, err error) string {
 		t.Helper()
-		if err != nil {
-			t.Fatalf("add: %v", err)
-		}
+		kit.Need(t, err == nil, "add: %v", err)
 		return id
 	}
 }
@@ -278,9 +274,7 @@ func TestFilters(t *testing.T) {
 		if want != "" {
 			wantText = `["` + strings.ToUpper(want) + `"]`
 		}
-		if got != wantText {
-			t.Errorf("filter %s: %s, want %s", filter, got, wantText)
-		}
+		kit.Check(t, got == wantText, "filter %s: %s, want %s", filter, got, wantText)
 	}
 	got := w.must("HcnEnumerateEndpoints", "", 0, text(Document{"Filter": `{"VirtualNetwork":"` + w.network + `"}`})).Output
 	if want := `["` + strings.ToUpper(w.pod) + `"]`; got != want {
@@ -295,9 +289,7 @@ func TestCase(t *testing.T) {
 		t.Run(string(spelling), func(t *testing.T) {
 			w := newFixture(t, Options{Case: spelling})
 			lb, code := w.create(LoadBalancer, "", balancer(w.pod))
-			if code != OK {
-				t.Fatal(code)
-			}
+			kit.Need(t, code == OK, "%v", code)
 			d := w.read(LoadBalancer, strings.ToUpper(lb))
 			ref := d.texts("HostComputeEndpoints")[0]
 			network := w.read(Endpoint, w.pod).text("HostComputeNetwork")
@@ -337,9 +329,7 @@ func TestAdmin(t *testing.T) {
 	post := func(path, body string) string {
 		t.Helper()
 		text, status := ask(t, web.URL, "POST "+path, body)
-		if status != http.StatusOK {
-			t.Fatalf("%s: %d %s", path, status, text)
-		}
+		kit.Need(t, status == http.StatusOK, "%s: %d %s", path, status, text)
 		return strings.Trim(text, `"`)
 	}
 	post("/network", `{"Name":"vxlan0","Type":"Overlay","Subnets":["10.244.3.0/24"],
@@ -353,9 +343,7 @@ func TestAdmin(t *testing.T) {
 	post("/fault", `{"Function":"HcnEnumerate*","Code":2147944122,"Count":1}`)
 
 	c := dial(t, s)
-	if got := c.call("HcnEnumerateNetworks", "", 0).Code; got != ServerUnavailable {
-		t.Errorf("the fault: %v", got)
-	}
+	kit.Equal(t, c.call("HcnEnumerateNetworks", "", 0).Code, ServerUnavailable, "the fault")
 	if got := post("/call", `{"Function":"HcnEnumerateLoadBalancers"}`); !strings.Contains(got, strings.ToUpper(lb)) {
 		t.Errorf("list through HTTP: %s", got)
 	}

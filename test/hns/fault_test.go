@@ -42,20 +42,14 @@ func TestFaults(t *testing.T) {
 			bad++
 		}
 	}
-	if bad < 60 || bad > 140 {
-		t.Errorf("%d of 200 calls failed, want about half", bad)
-	}
+	kit.Check(t, bad >= 60 && bad <= 140, "%d of 200 calls failed, want about half", bad)
 	w.ClearFaults()
-	if got := list(); got != OK {
-		t.Errorf("after Heal: %v", got)
-	}
+	kit.Equal(t, list(), OK, "after Heal")
 	if _, err := w.AddPod("vxlan0", "untouched"); err != nil {
 		t.Errorf("another program's call: %v", err)
 	}
 	for _, f := range []Fault{{}, {Function: "["}, {Function: "*"}, {Function: "*", Code: NotFound, Share: 2}, {Function: "*", Code: NotFound, When: "soon"}} {
-		if w.Inject(f) == nil {
-			t.Errorf("fault %+v was taken", f)
-		}
+		kit.Check(t, w.Inject(f) != nil, "fault %+v was taken", f)
 	}
 }
 
@@ -93,23 +87,17 @@ func TestRestart(t *testing.T) {
 				t.Error("the connection did not break")
 			}
 			w.client = dial(t, w.Server)
-			if got := w.call("HcnEnumerateNetworks", "", 0, "{}").Code; got != ServerUnavailable {
-				t.Errorf("while HNS is down: %v", got)
-			}
+			kit.Equal(t, w.call("HcnEnumerateNetworks", "", 0, "{}").Code, ServerUnavailable, "while HNS is down")
 			if got := w.call("HNSCall", "", 0, "GET", "/globals/version").Code; got != ServerUnavailable {
 				t.Errorf("version while HNS is down: %v", got)
 			}
 			w.Start(keep)
-			if got := w.call("HcnQueryLoadBalancerProperties", "", h, "{}").Code; got != InvalidHandle {
-				t.Errorf("handle of before: %v", got)
-			}
+			kit.Equal(t, w.call("HcnQueryLoadBalancerProperties", "", h, "{}").Code, InvalidHandle, "handle of before")
 			if got := w.call("HcnCloseLoadBalancer", "", h).Code; got != InvalidHandle || len(w.Warnings()) != 0 {
 				t.Errorf("close of a handle of before: %v, warnings %v", got, w.Warnings())
 			}
 			got := [3]int{len(w.Objects(Network)), len(w.Objects(Endpoint)), len(w.Objects(LoadBalancer))}
-			if got != want {
-				t.Errorf("survivors %v, want %v", got, want)
-			}
+			kit.Check(t, got == want, "survivors %v, want %v", got, want)
 			if keep != Everything {
 				return
 			}
@@ -234,9 +222,7 @@ func TestJournal(t *testing.T) {
 		"HcnCreateEndpoint : The object already exists. (0x80071392)",
 		"HcnDeleteEndpoint " + far,
 	}
-	if !slices.Equal(lines, want) {
-		t.Errorf("journal %q, want %q", lines, want)
-	}
+	kit.Check(t, slices.Equal(lines, want), "journal %q, want %q", lines, want)
 }
 
 func TestServer2019FailsToDelete(t *testing.T) {
@@ -244,17 +230,13 @@ func TestServer2019FailsToDelete(t *testing.T) {
 	failed := 0
 	for range 32 {
 		lb, code := w.create(LoadBalancer, "", balancer(w.pod))
-		if code != OK {
-			t.Fatal(code)
-		}
+		kit.Need(t, code == OK, "%v", code)
 		if got := w.call("HcnDeleteLoadBalancer", lb, 0).Code; got == GeneralFailure {
 			failed++
 			w.must("HcnDeleteLoadBalancer", lb, 0) // the second time it works
 		}
 	}
-	if failed != 4 {
-		t.Errorf("%d of 32 did not go at once, want 4", failed)
-	}
+	kit.Check(t, failed == 4, "%d of 32 did not go at once, want 4", failed)
 }
 
 func TestMissing(t *testing.T) {

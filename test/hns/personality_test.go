@@ -111,9 +111,7 @@ func TestPersonalityOfCalls(t *testing.T) {
 		codes = append(codes, code)
 	}
 	const bad, good = GeneralFailure, InvalidParameter
-	if !slices.Equal(codes, []Code{good, good, bad, bad, good, bad, bad}) {
-		t.Errorf("writing calls: %v", codes)
-	}
+	kit.Check(t, slices.Equal(codes, []Code{good, good, bad, bad, good, bad, bad}), "writing calls: %v", codes)
 
 	w = newFixture(t, Options{Personality: Personality{GoesAfter: 3}})
 	id, _ := w.create(LoadBalancer, "", balancer(w.pod))
@@ -123,9 +121,7 @@ func TestPersonalityOfCalls(t *testing.T) {
 		_, code := w.create(LoadBalancer, "", balancer(w.pod))
 		codes = append(codes, code)
 	}
-	if !slices.Equal(codes, []Code{PortExists, PortExists, OK}) {
-		t.Errorf("after a deletion: %v", codes)
-	}
+	kit.Check(t, slices.Equal(codes, []Code{PortExists, PortExists, OK}), "after a deletion: %v", codes)
 
 	w = newFixture(t, Options{Personality: Personality{MeddlesEvery: 2}})
 	var seen []int
@@ -133,9 +129,7 @@ func TestPersonalityOfCalls(t *testing.T) {
 		w.must("HcnEnumerateNetworks", "", 0, "{}")
 		seen = append(seen, len(w.Objects(Endpoint)))
 	}
-	if !slices.Equal(seen, []int{1, 2, 2, 1, 1, 2}) {
-		t.Errorf("endpoints: %v", seen)
-	}
+	kit.Check(t, slices.Equal(seen, []int{1, 2, 2, 1, 1, 2}), "endpoints: %v", seen)
 }
 
 func TestSlowDeletes(t *testing.T) {
@@ -297,9 +291,7 @@ func TestDynamicPorts(t *testing.T) {
 		{"UDP", with(at("10.96.0.15"), "PortMappings.Protocol", 17), OK},
 	} {
 		id, got := w.create(LoadBalancer, "", tc.doc)
-		if got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
-		}
+		kit.Check(t, got == tc.want, "%s: %v, want %v", tc.name, got, tc.want)
 		first = cmp.Or(first, id)
 	}
 	if code := w.call("HcnDeleteLoadBalancer", first, 0).Code; code != OK {

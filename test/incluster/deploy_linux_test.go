@@ -44,9 +44,7 @@ func rendered(t *testing.T, w *fixture, tool, values string, flags ...string) []
 		values = withServer(t, values)
 	}
 	out, err := render(t, w, tool, values, flags...)
-	if err != nil {
-		t.Fatalf("render with %s: %v\n%s", values, err, out)
-	}
+	kit.Need(t, err == nil, "render with %s: %v\n%s", values, err, out)
 	return []byte(out)
 }
 
@@ -77,9 +75,7 @@ func acceptedValues(t *testing.T) []string {
 		if err == nil {
 			err = yaml.Unmarshal(text, &one)
 		}
-		if err != nil || len(one.Accepted) < 10 {
-			t.Fatalf("%s has %d values: %v", name, len(one.Accepted), err)
-		}
+		kit.Need(t, err == nil && len(one.Accepted) >= 10, "%s has %d values: %v", name, len(one.Accepted), err)
 		matrix.Accepted = append(matrix.Accepted, one.Accepted...)
 	}
 	var all []string
@@ -189,9 +185,7 @@ func (w *fixture) configMap(t *testing.T, namespace, name, key, text string) {
 	t.Helper()
 	client := w.api.Client.CoreV1()
 	_, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	kit.Need(t, err == nil || apierrors.IsAlreadyExists(err), "%v", err)
 	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: text}}
 	if _, err := client.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -295,9 +289,7 @@ func documents(t *testing.T, path string) []map[string]any {
 		if err == nil {
 			err = yaml.UnmarshalStrict(text, &o)
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
+		kit.Need(t, err == nil, "%s: %v", path, err)
 		if o != nil {
 			all = append(all, o)
 		}
@@ -332,18 +324,14 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 		t.Errorf("a pod of the DaemonSet %s: %v", name, err)
 	}
 	for _, c := range append(spec.InitContainers, spec.Containers...) {
-		if c.Image != image {
-			t.Errorf("image of container %s = %q, want %s", c.Name, c.Image, image)
-		}
+		kit.Check(t, c.Image == image, "image of container %s = %q, want %s", c.Name, c.Image, image)
 	}
 	for _, v := range spec.Volumes {
 		if v.Projected == nil { // the kubeconfig is of the cluster, and w.login stands for it
 			continue
 		}
 		m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), v.Projected.Sources[0].ConfigMap.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatalf("volume %s: %v", v.Name, err)
-		}
+		kit.Need(t, err == nil, "volume %s: %v", v.Name, err)
 		file = filepath.Join(t.TempDir(), "config.yaml")
 		kit.WriteFile(t, file, m.Data[spec.NodeSelector[corev1.LabelOSStable]+".yaml"])
 	}
@@ -354,9 +342,7 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 func (w *fixture) validate(t *testing.T, file, system string) string {
 	t.Helper()
 	out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", "--os="+system, file))
-	if err != nil {
-		t.Errorf("config validate for %s: %v\n%s", system, err, out)
-	}
+	kit.Check(t, err == nil, "config validate for %s: %v\n%s", system, err, out)
 	return string(out)
 }
 
@@ -510,9 +496,7 @@ var stockPatch = regexp.MustCompile(`kubectl -n kube-system patch daemonset kube
 func (w *fixture) testAside(t *testing.T, admin string, before *appsv1.DaemonSet) {
 	page := kit.ReadFile(t, filepath.Join("..", "..", "docs", "install.md"))
 	patches := stockPatch.FindAllSubmatch(page, -1)
-	if len(patches) != 3 {
-		t.Fatalf("docs/install.md has %d patches of kubeadm's DaemonSet, want three", len(patches))
-	}
+	kit.Need(t, len(patches) == 3, "docs/install.md has %d patches of kubeadm's DaemonSet, want three", len(patches))
 	aside, byNode, back := patches[0][1], patches[1][1], patches[2][1]
 	patch := func(text []byte) *appsv1.DaemonSet {
 		t.Helper()

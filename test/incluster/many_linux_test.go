@@ -106,9 +106,7 @@ func (w *fixture) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Ti
 				if err == nil {
 					err = w.api.Set(t.Context(), newSlice(s.Name, service.IPv4, w.webs(10)...))
 				}
-				if err != nil {
-					t.Error(err)
-				}
+				kit.Check(t, err == nil, "%v", err)
 				mu.Lock()
 				written[s.Name] = time.Now()
 				mu.Unlock()
@@ -149,9 +147,7 @@ func (w *fixture) askAll(t *testing.T, all []*corev1.Service) {
 	for _, s := range all {
 		to := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)
 		a, err := w.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: to})
-		if err != nil || a.Outcome != netlab.Answered {
-			t.Errorf("%s at %s: %s, %v", s.Name, to, a.Outcome, err)
-		}
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "%s at %s: %s, %v", s.Name, to, a.Outcome, err)
 	}
 }
 

@@ -259,9 +259,7 @@ func checkOrder(t *testing.T, page string) {
 		}
 		distributions++
 	}
-	if distributions < 15 {
-		t.Errorf("%d distributions", distributions)
-	}
+	kit.Check(t, distributions >= 15, "%d distributions", distributions)
 }
 
 // checkSettings has the program read the configuration in the releases that are installed.
@@ -344,9 +342,7 @@ func testExplain(t *testing.T, w *fixture) {
 		cmd := exec.Command(kubeProxy.Path, "explain", "--kubeconfig="+tc.kubeconfig, "pod/"+space+"/"+tc.pod, "svc/"+space+"/web:"+portName(corev1.ProtocolTCP))
 		cmd.Env = []string{"HOME=" + t.TempDir()}
 		out, err := program.Run(t, w.Node, cmd)
-		if err != nil && cmd.ProcessState == nil {
-			t.Fatal(err)
-		}
+		kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(strings.Join(strings.Fields(out), " "), tc.want) {
 			t.Errorf("%s with kubeconfig %q: exit %d, want %d and %q; got\n%s", tc.pod, tc.kubeconfig, code, tc.code, tc.want, out)
 		}
@@ -379,9 +375,7 @@ func testLogins(t *testing.T, w *fixture) {
 			p := w.run(t, append(tc.args(t), "--cluster-cidr="+netlab.ClusterCIDR)...)
 			w.awaitProgrammed(t).Check(t, calls)
 			p.Stop(t)
-			if p.Log.Has("forbidden") {
-				t.Error("the account lacks a right")
-			}
+			kit.Check(t, !p.Log.Has("forbidden"), "the account lacks a right")
 		})
 	}
 	t.Run("in a pod", func(t *testing.T) {

@@ -429,9 +429,7 @@ func (w *fixture) wantVirtualServers(t *testing.T, s *corev1.Service) {
 		}
 	}
 	text, err := program.Run(t, w.Node, exec.Command("ipvsadm", "-S", "-n"))
-	if err != nil {
-		t.Fatalf("ipvsadm: %v\n%s", err, text)
-	}
+	kit.Need(t, err == nil, "ipvsadm: %v\n%s", err, text)
 	for line := range strings.Lines(text) {
 		if words := strings.Fields(line); len(words) > 2 && words[0] == "-A" {
 			got = append(got, words[1]+" "+words[2])
@@ -439,9 +437,7 @@ func (w *fixture) wantVirtualServers(t *testing.T, s *corev1.Service) {
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("virtual servers %q, want %q, in\n%s", got, want, text)
-	}
+	kit.Check(t, slices.Equal(got, want), "virtual servers %q, want %q, in\n%s", got, want, text)
 }
 
 // testUserspace runs mode userspace. One Service goes through all its types while another

@@ -221,6 +221,30 @@ func Must(t testing.TB, errs ...error) {
 	}
 }
 
+// Check fails the test unless ok, and lets it go on.
+func Check(t testing.TB, ok bool, format string, args ...any) {
+	if !ok {
+		t.Helper()
+		t.Errorf(format, args...)
+	}
+}
+
+// Need is Check for what the rest of the test needs: it ends the test.
+func Need(t testing.TB, ok bool, format string, args ...any) {
+	if !ok {
+		t.Helper()
+		t.Fatalf(format, args...)
+	}
+}
+
+// Equal fails the test where got, which the text names, is not what was wanted.
+func Equal[V comparable](t testing.TB, got, want V, format string, args ...any) {
+	if got != want {
+		t.Helper()
+		t.Errorf("%s = %#v, want %#v", fmt.Sprintf(format, args...), got, want)
+	}
+}
+
 // Same fails the test where got is not what was wanted, or not what was there before. The
 // title says which sign has which: "tally (-want +got)".
 func Same(t testing.TB, title string, want, got any, o ...cmp.Option) {

@@ -544,9 +544,7 @@ func open(t *testing.T, x judge.Call, port uint16) conversation {
 	t.Helper()
 	q := netlab.Query{Proto: x.Proto.String(), To: x.To, From: netip.AddrPortFrom(netip.Addr{}, port)}
 	conn, a, err := x.From.Open(t.Context(), q)
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Fatalf("%s: %s, %v", x, a.Outcome, err)
-	}
+	kit.Need(t, err == nil && a.Outcome == netlab.Answered, "%s: %s, %v", x, a.Outcome, err)
 	t.Cleanup(func() { conn.Close() })
 	return conversation{conn: conn, name: x.String()}
 }
@@ -569,9 +567,7 @@ func (all conversations) checkAnswered(t *testing.T) {
 	t.Helper()
 	for _, o := range all {
 		a, err := o.conn.Ask(t.Context())
-		if err != nil || a.Outcome != netlab.Answered {
-			t.Errorf("%s: %s, %v; want an answer", o.name, a.Outcome, err)
-		}
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "%s: %s, %v; want an answer", o.name, a.Outcome, err)
 	}
 }
 
@@ -585,9 +581,7 @@ func (all conversations) await(t *testing.T, what string, ok func(conversation, 
 	for _, o := range all {
 		kit.Until(t, o.name+" "+what, func() bool {
 			a, err := o.conn.AskFor(t.Context(), pollTimeout)
-			if err != nil {
-				t.Fatalf("%s: %v", o.name, err)
-			}
+			kit.Need(t, err == nil, "%s: %v", o.name, err)
 			return ok(o, a)
 		})
 	}

@@ -104,9 +104,7 @@ func (c *cluster) mends(t *testing.T, id string, fault func()) {
 	var d diagnosis
 	kit.Until(t, "doctor to find "+id, func() bool { d = c.diagnose(t); return d.has(id) && d.Code == 1 })
 	fix := d.command(id)
-	if fix == "" {
-		t.Fatalf("%s has no command: %s", id, d)
-	}
+	kit.Need(t, fix != "", "%s has no command: %s", id, d)
 	c.shell(t, fix)
 	kit.Until(t, fmt.Sprintf("%s to be gone after %s", id, fix), func() bool { d = c.diagnose(t); return !d.has(id) })
 }
@@ -257,13 +255,9 @@ func TestDoctorOfHealthChecks(t *testing.T) {
 	kit.Until(t, "the health check", answered)
 	c.mends(t, "input-policy", func() {
 		c.shell(t, "iptables-nft -A INPUT -i lo -j ACCEPT && iptables-nft -P INPUT DROP")
-		if answered() {
-			t.Fatal("the chain does not drop")
-		}
+		kit.Need(t, !answered(), "the chain does not drop")
 	})
-	if !answered() {
-		t.Error("the command does not let the health check in")
-	}
+	kit.Check(t, answered(), "the command does not let the health check in")
 }
 
 // TestDoctorBeforeTheStart makes faults on a node without a proxy.
@@ -307,9 +301,7 @@ func TestDoctorOfADeadProxy(t *testing.T) {
 		d := c.diagnose(t)
 		f, _ := d.finding(id)
 		for _, w := range words {
-			if !strings.Contains(f.What+" "+f.Advice, w) {
-				t.Errorf("%s does not say %q: %s", id, w, d)
-			}
+			kit.Check(t, strings.Contains(f.What+" "+f.Advice, w), "%s does not say %q: %s", id, w, d)
 		}
 		if slices.ContainsFunc(d.Findings, func(o finding) bool { return o.ID != id && o.Cause != id }) || f.Severity != "blocks" || f.Fix != "" || d.Code != 1 {
 			t.Errorf("want %s that blocks, and nothing else: %s", id, d)
@@ -352,9 +344,7 @@ func TestExplainBesideADeadProxy(t *testing.T) {
 					t.Errorf("exit %d, %v, want %d and no rules of others\n%s", got, err, want, out)
 				}
 				for _, w := range append(words, "no proxy answers here; read from "+c.dir, "mode "+c.mode.proxyMode()) {
-					if !strings.Contains(strings.Join(strings.Fields(out), " "), w) {
-						t.Errorf("no %q in\n%s", w, out)
-					}
+					kit.Check(t, strings.Contains(strings.Join(strings.Fields(out), " "), w), "no %q in\n%s", w, out)
 				}
 			}
 			explain(0, "The node does what it should.")
@@ -478,9 +468,7 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 	remove := func(flag string) string {
 		t.Helper()
 		out, err := program.Run(t, c.Node, c.command(flag))
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", flag, err, out)
-		}
+		kit.Need(t, err == nil, "%s: %v\n%s", flag, err, out)
 		return out
 	}
 	const left = "acceleration-left"
@@ -505,9 +493,7 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 		}
 		checkSilent(t, flag, remove(flag))
 		fix, found := c.diagnose(t, off).find(left) // pins of programs that are detached
-		if !found {
-			t.Errorf("%s cannot have removed the pins", flag)
-		}
+		kit.Check(t, found, "%s cannot have removed the pins", flag)
 		c.shell(t, fix)
 		if d := c.diagnose(t, off); d.has(left) {
 			t.Errorf("after %s: %s", fix, d)

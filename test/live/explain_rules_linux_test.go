@@ -560,9 +560,7 @@ func (r *rulesRun) nftLoad(t *testing.T, text string) {
 			return
 		}
 		refused := regexp.MustCompile(`(?m)^/dev/stdin:(\d+):\d+-\d+: Error: `).FindAllStringSubmatch(out, -1)
-		if len(refused) == 0 {
-			t.Fatalf("nft: %v\n%s\n%s", err, out, text)
-		}
+		kit.Need(t, len(refused) != 0, "nft: %v\n%s\n%s", err, out, text)
 		for _, x := range refused {
 			n, _ := strconv.Atoi(x[1])
 			t.Logf("nft refuses %q:\n%s", lines[n-1], out)

@@ -112,9 +112,7 @@ func explainsWay(t *testing.T, m mode) {
 		} else {
 			c.sh(t, f.do+"\n")
 		}
-		if answers(f.to) {
-			t.Errorf("%s: the Service answers", f.name)
-		}
+		kit.Check(t, !answers(f.to), "%s: the Service answers", f.name)
 		c.explain(t, asked{from.String(), f.to, 1, f.want})
 		if f.undo != "" {
 			c.sh(t, f.undo+"\n")
@@ -173,7 +171,5 @@ func TestExplainBridge(t *testing.T) {
 	}
 	says(near, 1, "the client and 10.244.1.11 are on bridge br-pods, and net.bridge.bridge-nf-call-iptables is 0", "fix sysctl -w net.bridge.bridge-nf-call-iptables=1")
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(near), Timeout: time.Second})
-	if err != nil || a.Outcome == netlab.Answered {
-		t.Errorf("%s, %v: want no answer", a.Outcome, err)
-	}
+	kit.Check(t, err == nil && a.Outcome != netlab.Answered, "%s, %v: want no answer", a.Outcome, err)
 }

@@ -173,9 +173,7 @@ func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	c.awaitProgrammed(t, names.on(c.Host("web-3")))
 	q := netlab.Query{Proto: "udp", To: netip.MustParseAddrPort("10.96.0.12:80"), From: netip.AddrPortFrom(netip.Addr{}, 5300)}
 	client, a, err := c.Host("shopper").Open(t.Context(), q)
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Fatalf("%s, %v", a.Outcome, err)
-	}
+	kit.Need(t, err == nil && a.Outcome == netlab.Answered, "%s, %v", a.Outcome, err)
 	defer client.Close()
 	reaches := func(want string) {
 		t.Helper()
@@ -288,9 +286,7 @@ func (c *cluster) explainConnection(t *testing.T) {
 	to := netip.MustParseAddrPort("10.96.0.11:80")
 	for proto, state := range map[string]string{"tcp": "ended", "udp": "answered"} {
 		a, err := shopper.Ask(t.Context(), netlab.Query{Proto: proto, To: to})
-		if err != nil || a.Outcome != netlab.Answered {
-			t.Fatalf("%s: %+v, %v", proto, a, err)
-		}
+		kit.Need(t, err == nil && a.Outcome == netlab.Answered, "%s: %+v, %v", proto, a, err)
 		want := []string{"connection of " + a.From.String() + ": tracked to ", ", " + state, "route to " + a.At.String() + ":", agrees}
 		if !c.mode.ipvs { // IPVS keeps to itself which endpoint a client had
 			want = append(want, "the client had "+a.At.String()+" before")
@@ -341,9 +337,7 @@ func (c *cluster) ask(t *testing.T, args ...string) (code int, out string) {
 func (c *cluster) exit(t *testing.T, cmd *exec.Cmd) (code int, out string) {
 	t.Helper()
 	out, err := program.Run(t, c.Node, cmd)
-	if err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
+	kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 	return cmd.ProcessState.ExitCode(), out
 }
 
@@ -363,9 +357,7 @@ func (c *cluster) explainAltered(t *testing.T, s shown) {
 		return false
 	})
 	for _, w := range []string{"The node does not do what it should", s.named} {
-		if !strings.Contains(out, w) {
-			t.Errorf("no %q in\n%s", w, out)
-		}
+		kit.Check(t, strings.Contains(out, w), "no %q in\n%s", w, out)
 	}
 }
 
@@ -476,9 +468,7 @@ func (c *cluster) explainIPTables(t *testing.T) {
 				c.sh(t, "iptables-"+variant+" -A "+r.rule+"\n")
 				t.Cleanup(func() { c.sh(t, "iptables-"+variant+" -D "+r.rule+"\n") })
 				a, err := pod.Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort("10.96.0.10:80"), Timeout: time.Second})
-				if err != nil || a.Outcome == netlab.Answered {
-					t.Errorf("%+v, %v", a, err)
-				}
+				kit.Check(t, err == nil && a.Outcome != netlab.Answered, "%+v, %v", a, err)
 				c.explain(t, asked{pod.IPv4.String(), "10.96.0.10:80", 1, []string{"of chain FORWARD of table " + table + " " + r.stops + " packets to 10.244.2.11:8080"}})
 			})
 		}
@@ -565,9 +555,7 @@ func diffsOf(t *testing.T, m mode, alter func(*cluster), want string) {
 	c.save(t, web, app{name: "sticky", number: 11, sticky: 600, plain: m.userspace}.on(c.webs()...), app{name: "local", number: 12, external: "Local", plain: m.userspace}.on(c.webs()...))
 	c.expectDiff(t, "before the proxy", 1, "+")
 	out, err := program.Run(t, c.Node, c.command(append([]string{"--manifests=" + c.dir, "--dry-run"}, m.flags...)...))
-	if err != nil || !strings.Contains(out, "The node would make ") {
-		t.Errorf("--dry-run: %v\n%s", err, out)
-	}
+	kit.Check(t, err == nil && strings.Contains(out, "The node would make "), "--dry-run: %v\n%s", err, out)
 	c.expectDiff(t, "after a rehearsal", 1, "+")
 	p := c.start(t)
 	c.expectDiff(t, "while the proxy runs", 0, "Nothing differs.")

@@ -186,9 +186,7 @@ func (c *cluster) checkUnserved(t *testing.T, h *netlab.Host, to netip.AddrPort)
 func hold(t *testing.T, lock string) (release func()) {
 	t.Helper()
 	f, err := os.OpenFile(lock, os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatalf("the proxy does not use the lock: %v", err)
-	}
+	kit.Need(t, err == nil, "the proxy does not use the lock: %v", err)
 	t.Cleanup(func() { f.Close() })
 	kit.Must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	return func() {
@@ -285,9 +283,7 @@ func (c *cluster) iptables(t *testing.T, text, name string, args ...string) stri
 	cmd := exec.Command(filepath.Join(c.commands, name), args...)
 	cmd.Stdin = strings.NewReader(text)
 	out, err := program.Run(t, c.Node, cmd)
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s\nwas given:\n%s", name, args, err, out, text)
-	}
+	kit.Need(t, err == nil, "%s %s: %v\n%s\nwas given:\n%s", name, args, err, out, text)
 	return out
 }
 
@@ -438,9 +434,7 @@ func TestIPTablesRendered(t *testing.T) {
 			t.Fatalf("render: %v\n%s", err, out)
 		}
 		four, six, found := strings.Cut(text.String(), "# for ip6tables-restore\n")
-		if !found {
-			t.Fatalf("no part for IPv6:\n%s", four)
-		}
+		kit.Need(t, found, "no part for IPv6:\n%s", four)
 		for name, part := range map[string]string{"iptables-restore": four, "ip6tables-restore": six} {
 			c.iptables(t, part, name, "--test", program.AwaitLock)
 			c.iptables(t, part, name, program.AwaitLock)
@@ -611,13 +605,9 @@ func TestIPTablesHostileEdits(t *testing.T) {
 		packets.checkSameServer(t)
 		c.check(t, want, c.cells(c.clientHosts()[:2], web, cart))
 		report := load.Stop()
-		if report.Outcomes[netlab.Answered] == 0 {
-			t.Error("no connection was made all along")
-		}
+		kit.Check(t, report.Outcomes[netlab.Answered] != 0, "no connection was made all along")
 		reported := p.Log.Count("Others had altered our rules")
-		if reported == 0 {
-			t.Error("the log does not say that anybody altered rules")
-		}
+		kit.Check(t, reported != 0, "the log does not say that anybody altered rules")
 		t.Logf("seed %d: %d deeds of which %d found nothing to do, reported %d times; new connections: %s", seed, h.done, h.failed, reported, report)
 	})
 }

@@ -227,9 +227,7 @@ func TestIPVSSharedMark(t *testing.T) {
 			out, _ := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status")) // it fails while there are conditions
 			return strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "shared-mark-IPv4") && strings.Contains(string(out), "fwmark 0xca6c")
 		}
-		if shows() {
-			t.Error("the condition is there before the rule")
-		}
+		kit.Check(t, !shows(), "the condition is there before the rule")
 		c.shell(t, "ip rule add not fwmark 51820 table 51820")
 		kit.Until(t, "the condition", shows)
 		c.shell(t, "ip rule del not fwmark 51820 table 51820")
@@ -258,9 +256,7 @@ func TestIPVSRender(t *testing.T) {
 		c.sh(t, "ipvsadm -C\n")
 		c.cleanUp(t, "", 0)
 		for command, lines := range c.savedState(t) {
-			if len(lines) > 0 {
-				t.Errorf("after a cleanup, %s still has\n%s", command, strings.Join(lines, "\n"))
-			}
+			kit.Check(t, len(lines) == 0, "after a cleanup, %s still has\n%s", command, strings.Join(lines, "\n"))
 		}
 		c.useVariant(t, variant)
 		c.start(t)
@@ -292,9 +288,7 @@ func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 			routes++
 			continue
 		}
-		if saveCommands[command] == "" {
-			t.Errorf("there is a part for %q", command)
-		}
+		kit.Check(t, saveCommands[command] != "", "there is a part for %q", command)
 		given[command] += input
 	}
 	if len(given) != len(saveCommands) || routes != len(service.Families) {
@@ -460,9 +454,7 @@ func TestIPVSSwitchByReload(t *testing.T) {
 func wantWords(t *testing.T, said string, words ...string) {
 	t.Helper()
 	for _, word := range words {
-		if !strings.Contains(said, word) {
-			t.Errorf("no word of %q:\n%s", word, said)
-		}
+		kit.Check(t, strings.Contains(said, word), "no word of %q:\n%s", word, said)
 	}
 }
 
@@ -498,9 +490,7 @@ func (c *cluster) sh(t *testing.T, text string) string {
 	cmd := program.With(exec.Command("bash", "-e", "-o", "pipefail"), c.commands)
 	cmd.Stdin = strings.NewReader(text)
 	out, err := program.Run(t, c.Node, cmd)
-	if err != nil {
-		t.Fatalf("%v\n%s\nof\n%s", err, out, text)
-	}
+	kit.Need(t, err == nil, "%v\n%s\nof\n%s", err, out, text)
 	return out
 }
 

@@ -193,9 +193,7 @@ func TestLeaseAttacks(t *testing.T) {
 	kit.Until(t, "that the proxy names the process", func() bool {
 		return strings.Contains(condition(), fmt.Sprintf("may not program this node, process %d (", holder.Pid()))
 	})
-	if !p.Log.Has("Warning: it is unknown which service proxy programs this node") {
-		t.Error("the log does not say it")
-	}
+	kit.Check(t, p.Log.Has("Warning: it is unknown which service proxy programs this node"), "the log does not say it")
 	c.save(t, web.on(c.Host("web-2")))
 	c.awaitReached(t, web, "web-2")
 	holder.Kill()
@@ -209,9 +207,7 @@ func TestLeaseAttacks(t *testing.T) {
 	d.save(t, web.on(c.Host("web-2")))
 	d.awaitReached(t, web, "web-2")
 	for _, a := range attacks {
-		if a.Log.Has("took the lease") || a.Ended() {
-			t.Errorf("an attack says\n%s", a.Log)
-		}
+		kit.Check(t, !a.Log.Has("took the lease") && !a.Ended(), "an attack says\n%s", a.Log)
 		a.Kill()
 	}
 	q.Stop(t)
@@ -646,9 +642,7 @@ func TestFallbackFromIPVS(t *testing.T) {
 	p := c.start(t)
 	p.AwaitLog(t, "Warning: a mode cannot work here; trying the next", `mode="ipvs"`, `next="iptables"`, "the kernel has no ")
 	p.AwaitLog(t, `"Starting"`, `mode="iptables"`, `modeFrom="--proxy-mode-fallback, since ipvs cannot work here"`)
-	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "iptables" {
-		t.Errorf("/proxyMode is %q", mode)
-	}
+	kit.Equal(t, string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body), "iptables", "/proxyMode")
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
 	c.checkOnlyMode(t, "iptables-nft")
 	for _, f := range service.Families {

@@ -68,9 +68,7 @@ func localhostNodePorts(t *testing.T, m mode) {
 		}
 	}
 	a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)})
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Errorf("on the node's address: %s, %v", a.Outcome, err)
-	}
+	kit.Check(t, err == nil && a.Outcome == netlab.Answered, "on the node's address: %s, %v", a.Outcome, err)
 	c.save(t, app{name: "web", number: 10, plain: true})
 	c.awaitLoopback(t, web, netlab.Refused)
 	c.save(t, web)
@@ -190,9 +188,7 @@ func (c *cluster) checkLocalhostClosed(t *testing.T, a app) {
 		ip route del table local local 127.0.0.0/8 dev lo
 		ip route del table local local 127.0.0.1 dev lo
 		ip route add 127.0.0.1 via 192.0.2.10`))
-	if err != nil {
-		t.Fatalf("routes of the customer: %v\n%s", err, out)
-	}
+	kit.Need(t, err == nil, "routes of the customer: %v\n%s", err, out)
 	for _, proto := range []string{"tcp", "udp"} {
 		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
 		q.Timeout = time.Second
@@ -405,9 +401,7 @@ func checkConflictingService(t *testing.T, m mode) {
 	c.write(t, "thief.yaml", []byte(text))
 	asked := func(from *netlab.Host, at string) netlab.Answer {
 		got, err := from.Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(at)})
-		if err != nil {
-			t.Fatalf("%s: %v", at, err)
-		}
+		kit.Need(t, err == nil, "%s: %v", at, err)
 		return got
 	}
 	customer := c.Host("customer")

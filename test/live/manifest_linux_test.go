@@ -331,9 +331,7 @@ func (c *cluster) mount(t *testing.T, version string, a app) {
 		os.Symlink(version, next),
 		os.Rename(next, filepath.Join(c.dir, "..data")),
 	} {
-		if step != nil {
-			t.Fatal(step)
-		}
+		kit.Need(t, step == nil, "%v", step)
 	}
 }
 
@@ -412,9 +410,7 @@ func TestConfined(t *testing.T) {
 func (c *cluster) prepare(t *testing.T) {
 	t.Helper()
 	out, err := program.Run(t, c.Node, c.command(append([]string{"--init-only"}, c.mode.flags...)...))
-	if err != nil {
-		t.Fatalf("--init-only: %v\n%s", err, out)
-	}
+	kit.Need(t, err == nil, "--init-only: %v\n%s", err, out)
 }
 
 // startBehind starts the proxy by another program, and waits until all is programmed.
@@ -569,9 +565,7 @@ func (c *cluster) failsBehind(t *testing.T, missing string, prefix ...string) {
 	t.Helper()
 	p := c.launchBehind(t, prefix...)
 	ended := kit.Soon(func() bool { return p.Ended() || p.Log.Has("CAP_"+strings.ToUpper(missing)) })
-	if !ended || !p.Log.Has("CAP_"+strings.ToUpper(missing)) {
-		t.Errorf("without %s the proxy says\n%s", missing, p.Log)
-	}
+	kit.Check(t, ended && p.Log.Has("CAP_"+strings.ToUpper(missing)), "without %s the proxy says\n%s", missing, p.Log)
 	p.Kill()
 }
 
@@ -621,9 +615,7 @@ func TestSupportDump(t *testing.T) {
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--kubeconfig=" + kubeconfig, "--log-file=" + log}, c.mode.flags...)...)
 	cmd.Args = append(slices.Insert(cmd.Args, 1, "support-dump", path), "--timeout=20s")
 	said, err := program.Run(t, c.Node, cmd)
-	if cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
+	kit.Need(t, cmd.ProcessState != nil, "%v", err)
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said, "not collected: events.json;") {
 		t.Errorf("exit %d, want 1 for Events alone: %s", code, said)
 	}
@@ -660,14 +652,10 @@ func checkArchive(t *testing.T, archive []byte, want map[string]string) {
 			t.Logf("%s", text)
 		}
 		for _, s := range secrets() {
-			if strings.Contains(string(text), s) {
-				t.Errorf("%s has the secret %s", name, s)
-			}
+			kit.Check(t, !strings.Contains(string(text), s), "%s has the secret %s", name, s)
 		}
 	}
 	for name := range want {
-		if !found[name] {
-			t.Errorf("there is no %s", name)
-		}
+		kit.Check(t, found[name], "there is no %s", name)
 	}
 }

@@ -63,9 +63,7 @@ func everyCell(t *testing.T, m mode) {
 	c.start(t, apps...)
 	want := c.awaitProgrammed(t)
 	cells := c.cells(c.clientHosts(), apps...)
-	if len(cells) != 10*4*4*2*len(c.protocols()) {
-		t.Fatalf("%d cells", len(cells))
-	}
+	kit.Need(t, len(cells) == 10*4*4*2*len(c.protocols()), "%d cells", len(cells))
 	c.check(t, want, cells)
 }
 
@@ -281,9 +279,7 @@ func (h *affinityClients) askServer(t *testing.T, client netip.Addr, k service.K
 	q := netlab.Query{Proto: "tcp", From: netip.AddrPortFrom(client, 0), To: h.app.at(k, service.FamilyOf(client))}
 	a, err := h.Host("customer").Ask(t.Context(), q)
 	kit.Must(t, err)
-	if a.Outcome != netlab.Answered {
-		t.Fatalf("%s to %s: %s", client, q.To, a.Outcome)
-	}
+	kit.Need(t, a.Outcome == netlab.Answered, "%s to %s: %s", client, q.To, a.Outcome)
 	return a.Backend
 }
 
@@ -361,9 +357,7 @@ func TestAffinity(t *testing.T) {
 				moved++
 			}
 		}
-		if moved == 0 {
-			t.Errorf("all %d clients happen to have the servers they had", len(h.addrs))
-		}
+		kit.Check(t, moved != 0, "all %d clients happen to have the servers they had", len(h.addrs))
 	})
 }
 
@@ -561,9 +555,7 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 	ip := [...]uint16{unix.ETH_P_IP, unix.ETH_P_IPV6}[service.FamilyOf(dialed)]
 	kit.Must(t, unix.Bind(wire, &unix.SockaddrLinklayer{Protocol: ip<<8 | ip>>8}))
 	a, err := o.conn.Ask(t.Context())
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Fatalf("%s: %s, %v", o.name, a.Outcome, err)
-	}
+	kit.Need(t, err == nil && a.Outcome == netlab.Answered, "%s: %s, %v", o.name, a.Outcome, err)
 	o.server = a.Backend
 	last := segment{}
 	for b := make([]byte, 1<<16); ; {
@@ -575,9 +567,7 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 			last = x
 		}
 	}
-	if !last.from.IsValid() {
-		t.Fatalf("%s: no packet came from %s", o.name, a.Client)
-	}
+	kit.Need(t, last.from.IsValid(), "%s: no packet came from %s", o.name, a.Client)
 	to := netip.AddrPortFrom(a.Client.Addr(), 0) // a raw socket has no ports
 	kit.Must(t, unix.Sendto(raw, last.outOfWindow(), 0, sockaddr(to)))
 	for range 20 { // the effect takes a moment

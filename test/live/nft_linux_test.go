@@ -34,9 +34,7 @@ func nft(t *testing.T, h *netlab.Host, text string, args ...string) string {
 	cmd := exec.Command(path, append(args, "-f", "-")...)
 	cmd.Stdin = strings.NewReader(text)
 	out, err := program.Run(t, h, cmd)
-	if err != nil {
-		t.Fatalf("nft: %v\n%s\nwas given:\n%s", err, out, text)
-	}
+	kit.Need(t, err == nil, "nft: %v\n%s\nwas given:\n%s", err, out, text)
 	return out
 }
 
@@ -209,9 +207,7 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 
 	p.Stop(t)
 	out, err := program.Run(t, c.Node, kubeProxy.Command("--cleanup"))
-	if err != nil {
-		t.Errorf("cleanup: %v\n%s", err, out)
-	}
+	kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 	kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, nft(t, c.Node, "list ruleset\n", "-a"))
 }
 

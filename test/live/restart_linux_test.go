@@ -56,9 +56,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	p.Stop(t) // the follow-up of a round is done now
 	lines.checkSameServer(t)
 	packets.checkSameServer(t)
-	if p.Log.Has("Removed stale flows") {
-		t.Error("flows were removed at the start")
-	}
+	kit.Check(t, !p.Log.Has("Removed stale flows"), "flows were removed at the start")
 	if moved := home.movedClients(t); len(moved) > 0 {
 		t.Errorf("clients were forgotten: %v", moved)
 	}
@@ -172,9 +170,7 @@ func TestKilled(t *testing.T) {
 		p.Kill()
 	}
 	t.Logf("%d times something was half done", partial)
-	if partial == 0 {
-		t.Error("no proxy was killed while it programmed")
-	}
+	kit.Check(t, partial != 0, "no proxy was killed while it programmed")
 }
 
 // TestKilledWhileManifestsChange kills proxies while they program changes of other
@@ -556,9 +552,7 @@ func TestLogWithoutReader(t *testing.T) {
 			}
 			kit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 			endsInTime(t, ended, 5*time.Second)
-			if !cmd.ProcessState.Success() {
-				t.Errorf("ended with %s", cmd.ProcessState)
-			}
+			kit.Check(t, cmd.ProcessState.Success(), "ended with %s", cmd.ProcessState)
 		})
 	}
 	for _, args := range [][]string{{"--help"}, {"--write-config-to=-"}} {

@@ -511,9 +511,7 @@ func (c *cluster) endpointGoes(t *testing.T, web app, made counts) {
 	if want := fmt.Sprintf("shop/web  %11d\n", made.sum()); code != 0 || !strings.Contains(out, want) && !strings.Contains(out, fmt.Sprintf("shop/web  %11d  ", made.sum())) {
 		t.Errorf("exit %d, want %q in\n%s", code, want, out)
 	}
-	if strings.Contains(out, "shop/idle") {
-		t.Errorf("a Service without traffic is listed:\n%s", out)
-	}
+	kit.Check(t, !strings.Contains(out, "shop/idle"), "a Service without traffic is listed:\n%s", out)
 }
 
 // accelerated reports whether every proxy of these tests runs with --socket-acceleration, and
@@ -612,9 +610,7 @@ func (c *cluster) expectAcceleratedDiff(t *testing.T, inside func(*exec.Cmd) *ex
 	cmd.Args = slices.Insert(cmd.Args, 1, "diff")
 	cmd = inside(cmd)
 	out, err := program.Run(t, c.Node, cmd)
-	if err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
+	kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d with %q:\n%s", got, code, want, out)
 	}

@@ -27,13 +27,9 @@ func TestDoctorFollows(t *testing.T) {
 	nft(t, c.Node, table)
 	d := c.diagnose(t)
 	f, found := d.finding("service-traffic")
-	if !found || d.Code != 1 || len(d.Findings) != 1 {
-		t.Fatalf("with a rule that drops: %s", d)
-	}
+	kit.Need(t, found && d.Code == 1 && len(d.Findings) == 1, "with a rule that drops: %s", d)
 	for _, part := range []string{"chain guard", "drops packets to 3 of 3 Services (shop/api, shop/db, shop/web)", "from a pod, outside"} {
-		if !strings.Contains(f.What, part) {
-			t.Errorf("%q is not in %q", part, f.What)
-		}
+		kit.Check(t, strings.Contains(f.What, part), "%q is not in %q", part, f.What)
 	}
 	if !strings.Contains(f.Advice, "look: nft -a list chain inet corp guard; ") || f.Fix != "" {
 		t.Errorf("fix %q, advice %q", f.Fix, f.Advice)

@@ -160,9 +160,7 @@ func (c *cluster) checkOnlyMode(t *testing.T, name string) {
 			"ipvs":            ipvs.Leftovers{Family: f},
 		} {
 			what := c.finds(t, find)
-			if (what != "") != (other == name) {
-				t.Errorf("mode is %s, and for %s %s has left %q", name, f, other, what)
-			}
+			kit.Check(t, (what != "") == (other == name), "mode is %s, and for %s %s has left %q", name, f, other, what)
 		}
 	}
 }
@@ -380,14 +378,10 @@ func (c *cluster) installLeftovers(t *testing.T) {
 		}
 		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
 		text, err := program.Run(t, c.Node, cmd)
-		if err != nil {
-			t.Fatalf("render: %v\n%s", err, text)
-		}
+		kit.Need(t, err == nil, "render: %v\n%s", err, text)
 		_, four, _ := strings.Cut(text, "# for iptables-restore\n")
 		four, six, found := strings.Cut(four, "# for ip6tables-restore\n")
-		if !found {
-			t.Fatalf("no part for IPv6:\n%s", text)
-		}
+		kit.Need(t, found, "no part for IPv6:\n%s", text)
 		c.restore(t, service.IPv4, m.iptables, four)
 		c.restore(t, service.IPv6, m.iptables, six)
 	}
@@ -564,9 +558,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 		kit.Until(t, "status to say "+strings.Join(words, ", "), func() bool {
 			cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, asked...)...)
 			out, err := program.Run(t, c.Node, cmd)
-			if err != nil && cmd.ProcessState == nil {
-				t.Fatal(err)
-			}
+			kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 			out = strings.Join(strings.Fields(out), " ") // without the breaks of lines
 			for _, w := range words {
 				if !strings.Contains(out, w) {

@@ -139,9 +139,7 @@ var troubles = []trouble{
 func (c *cluster) withApp(t *testing.T, a app, old, next string) (remove func()) {
 	t.Helper()
 	text := strings.ReplaceAll(string(a.yaml(t)), old, next)
-	if text == string(a.yaml(t)) {
-		t.Fatalf("no %q in\n%s", old, text)
-	}
+	kit.Need(t, text != string(a.yaml(t)), "no %q in\n%s", old, text)
 	c.write(t, a.name+".yaml", []byte(text))
 	return func() { c.remove(t, a.name+".yaml") }
 }
@@ -284,12 +282,8 @@ func (c *troubled) suffers(t *testing.T, x trouble) {
 		c.sh(t, x.plant+"\n")
 	}
 	c.sh(t, "conntrack -F 2>/dev/null\n")
-	if !kit.Soon(func() bool { return !c.connects(t, x) }) {
-		t.Error("the client connects in spite of it")
-	}
-	if !kit.Soon(func() bool { c.ask(t, x); return c.named(x) }) {
-		t.Errorf("no command says %q:\n%s", x.says, c)
-	}
+	kit.Check(t, kit.Soon(func() bool { return !c.connects(t, x) }), "the client connects in spite of it")
+	kit.Check(t, kit.Soon(func() bool { c.ask(t, x); return c.named(x) }), "no command says %q:\n%s", x.says, c)
 	if testing.Verbose() {
 		fmt.Println(c)
 	}

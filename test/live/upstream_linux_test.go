@@ -155,9 +155,7 @@ func (c *cluster) listAllRules(t *testing.T) string {
 	for _, name := range []string{"iptables", "ip6tables"} {
 		for _, v := range program.IPTablesVariants {
 			out, err := program.Run(t, c.Node, exec.Command("/usr/sbin/"+name+"-"+v+"-save"))
-			if err != nil {
-				t.Fatalf("%s-%s-save: %v\n%s", name, v, err, out)
-			}
+			kit.Need(t, err == nil, "%s-%s-save: %v\n%s", name, v, err, out)
 			out = regexp.MustCompile(`(?m)^# Warning.*\n`).ReplaceAllString(out, "")
 			fmt.Fprintf(&all, "%s-%s\n%s", name, v, regexp.MustCompile(savedCounters).ReplaceAllString(out, ""))
 		}
@@ -293,9 +291,7 @@ func (c *cluster) converseFrom(t *testing.T, h *netlab.Host, proto string, a app
 			}
 			o := open(t, x, c.port())
 			answer, err := o.conn.Ask(t.Context())
-			if err != nil {
-				t.Fatalf("%s: %v", o.name, err)
-			}
+			kit.Need(t, err == nil, "%s: %v", o.name, err)
 			o.server = answer.Backend
 			all = append(all, o)
 		}
@@ -315,9 +311,7 @@ func TestPagesForTheNode(t *testing.T) {
 		"/metrics": http.StatusOK, "/proxyMode": http.StatusOK,
 		"/services": http.StatusForbidden, "/configz": http.StatusForbidden, "/statusz": http.StatusForbidden, "/flagz": http.StatusForbidden,
 	} {
-		if status := p.Status(t, program.MetricsAddr, path); status != http.StatusOK {
-			t.Errorf("%s on the node = %d", path, status)
-		}
+		kit.Equal(t, p.Status(t, program.MetricsAddr, path), http.StatusOK, "%s on the node", path)
 		page, err := program.Fetch(t.Context(), c.clientHosts()[0], net.JoinHostPort(node, "10249"), path)
 		if err != nil || page.Status != elsewhere {
 			t.Errorf("%s from elsewhere = %d, %v; want %d", path, page.Status, err, elsewhere)

@@ -66,9 +66,7 @@ func (c *cluster) listenerOf(t *testing.T, a app) netip.AddrPort {
 	t.Helper()
 	text := c.iptables(t, "", "iptables-save", "-t", "nat")
 	chain := regexp.MustCompile(regexp.QuoteMeta(a.address(service.ClusterIP, service.IPv4).String()) + `/32 -p tcp .*-j (\S+)`).FindStringSubmatch(text)
-	if chain == nil {
-		t.Fatalf("no rule for %s:\n%s", a.name, text)
-	}
+	kit.Need(t, chain != nil, "no rule for %s:\n%s", a.name, text)
 	to := regexp.MustCompile(`-A ` + chain[1] + ` -p tcp -j DNAT --to-destination (\S+)`).FindStringSubmatch(text)
 	if to == nil {
 		t.Fatalf("%s leads nowhere:\n%s", chain[1], text)

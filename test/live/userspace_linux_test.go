@@ -136,9 +136,7 @@ func (c *cluster) guarded(t *testing.T, a app, f service.Family, proto string) {
 	}
 	if proto == "udp" { // the mark distinguishes its late answers from packets of other programs
 		out, err := program.Run(t, c.Node, exec.Command("ss", "-Hlune", "sport", "=", fmt.Sprint(at[0].Port())))
-		if err != nil || !strings.Contains(out, "fwmark:0x4000") {
-			t.Errorf("the listener has no mark: %v\n%s", err, out)
-		}
+		kit.Check(t, err == nil && strings.Contains(out, "fwmark:0x4000"), "the listener has no mark: %v\n%s", err, out)
 	}
 	addrPort := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(at[0].Addr(), port) }
 	for _, h := range c.clientHosts() {
@@ -262,9 +260,7 @@ func (c *cluster) openMany(t *testing.T, proto string, a app, count int) convers
 func metric(t *testing.T, p *program.Proxy, name string) float64 {
 	t.Helper()
 	v, found := p.Metric(t, name)
-	if !found {
-		t.Fatalf("there is no metric %s", name)
-	}
+	kit.Need(t, found, "there is no metric %s", name)
 	return v
 }
 
@@ -323,9 +319,7 @@ func (c *cluster) connectDuring(t *testing.T, to netip.AddrPort, do func()) []ti
 	for over := false; !over; {
 		start := time.Now()
 		a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: to, Timeout: program.ReplyTimeout})
-		if err != nil || a.Outcome != netlab.Answered {
-			t.Errorf("a neighbour: %s, %v", a.Outcome, err)
-		}
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "a neighbour: %s, %v", a.Outcome, err)
 		all = append(all, time.Since(start))
 		select {
 		case <-done:
@@ -346,9 +340,7 @@ func checkPrompt(t *testing.T, took []time.Duration) {
 	if kit.Nightly() {
 		most = 50 * time.Millisecond
 	}
-	if p99 > most {
-		t.Errorf("99 %% of a neighbour's connections took up to %s, want %s", p99, most)
-	}
+	kit.Check(t, p99 <= most, "99 %% of a neighbour's connections took up to %s, want %s", p99, most)
 }
 
 // manifestTo returns the manifest of a with another address and port as its endpoints.
@@ -398,9 +390,7 @@ func TestUserspaceLoop(t *testing.T) {
 			}
 		})
 		t.Logf("%s: a neighbour had to wait %s at most", proto, took[len(took)-1])
-		if peak > 40 {
-			t.Errorf("%s: one client has %d files opened", proto, peak)
-		}
+		kit.Check(t, peak <= 40, "%s: one client has %d files opened", proto, peak)
 		awaitFilesClosed(t, p, before)
 		awaitFilesClosed(t, q, beforeOther)
 	}
@@ -429,9 +419,7 @@ func checkLoopReported(t *testing.T, p, q *program.Proxy) {
 	}
 	n, _ := p.Metric(t, "kubeproxy_relay_refused_total", "reason", "loop")
 	m, _ := q.Metric(t, "kubeproxy_relay_refused_total", "reason", "loop")
-	if n+m == 0 {
-		t.Error("no loop is counted")
-	}
+	kit.Check(t, n+m != 0, "no loop is counted")
 }
 
 // TestUserspaceFewFiles checks a process with few files. Neither idle connections nor
@@ -462,17 +450,13 @@ func TestUserspaceFewFiles(t *testing.T) {
 	late := app{name: "late", number: 12}.on(c.webs()...)
 	c.awaitProgrammed(t, late)
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: late.at(service.ClusterIP, service.IPv4)})
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Errorf("a new Service: %s, %v", a.Outcome, err)
-	}
+	kit.Check(t, err == nil && a.Outcome == netlab.Answered, "a new Service: %s, %v", a.Outcome, err)
 	page := string(p.Fetch(t, program.HealthAddr, "/healthz").Body)
 	if !strings.Contains(page, "clients are refused") || strings.Contains(page, "192.0.2.100") {
 		t.Errorf("health says %s", page)
 	}
 	page = string(p.Fetch(t, program.MetricsAddr, "/services").Body)
-	if !strings.Contains(page, "192.0.2.100") {
-		t.Error("status does not say who is refused")
-	}
+	kit.Check(t, strings.Contains(page, "192.0.2.100"), "status does not say who is refused")
 	for _, conn := range idle {
 		_ = conn.Close()
 	}

@@ -44,9 +44,7 @@ func TestAlerts(t *testing.T) {
 		}
 	}
 	for alert := range alertsOf(t, rules) {
-		if !known[alert] {
-			t.Errorf("no fault is known for alert %s", alert)
-		}
+		kit.Check(t, known[alert], "no fault is known for alert %s", alert)
 	}
 	s := newSite(t, names...)
 	var hosts []*netlab.Host
@@ -81,9 +79,7 @@ func TestAlerts(t *testing.T) {
 	writeData(t, p)
 	add(want, "", "ServiceProxyAbsent")
 	missing, extra := compare(want, p.fired(t))
-	if len(missing)+len(extra) > 0 {
-		t.Errorf("alerts that should have fired: %v; that should not: %v", missing, extra)
-	}
+	kit.Check(t, len(missing)+len(extra) == 0, "alerts that should have fired: %v; that should not: %v", missing, extra)
 }
 
 // startAll starts the proxies, and waits for those that can be synced.
@@ -128,27 +124,19 @@ type query struct {
 // testMetrics checks that Prometheus has every metric that alerts and dashboard name.
 func testMetrics(t *testing.T, p *prometheus) {
 	names := metricsOf(chartFile(t, "rules.yaml") + chartFile(t, "dashboard.json"))
-	if len(names) < 20 {
-		t.Errorf("only %d metrics are named", len(names))
-	}
+	kit.Check(t, len(names) >= 20, "only %d metrics are named", len(names))
 	for name := range names {
-		if len(p.during(t, name)) == 0 {
-			t.Errorf("no node has metric %s", name)
-		}
+		kit.Check(t, len(p.during(t, name)) != 0, "no node has metric %s", name)
 	}
 }
 
 // testDashboard checks that every query of the dashboard gives data.
 func testDashboard(t *testing.T, p *prometheus) {
 	panels := ask(t, p)
-	if len(panels) < 10 {
-		t.Errorf("only %d panels", len(panels))
-	}
+	kit.Check(t, len(panels) >= 10, "only %d panels", len(panels))
 	for _, panel := range panels {
 		for _, q := range panel.Targets {
-			if len(q.Series) == 0 {
-				t.Errorf("panel %q shows nothing for %s", panel.Title, q.Expr)
-			}
+			kit.Check(t, len(q.Series) != 0, "panel %q shows nothing for %s", panel.Title, q.Expr)
 		}
 	}
 }
@@ -178,9 +166,7 @@ func writeData(t *testing.T, p *prometheus) {
 	if err == nil {
 		err = os.WriteFile(*data, text, 0o644)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 }
 
 // fault is what goes wrong on a node, and what has to be said about it.

@@ -80,9 +80,7 @@ func (n *node) setForwarding(t *testing.T, value string) {
 			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0o644),
 			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte(value), 0o644))
 	})
-	if err != nil {
-		t.Fatalf("forward on %s: %v", n.Name, err)
-	}
+	kit.Need(t, err == nil, "forward on %s: %v", n.Name, err)
 }
 
 func (s *site) node(name string) *node {
@@ -407,8 +405,6 @@ func alertsOf(t *testing.T, rules string) map[string]bool {
 	for _, m := range regexp.MustCompile(`(?m)^  - alert: (\w+)$`).FindAllStringSubmatch(rules, -1) {
 		all[m[1]] = true
 	}
-	if len(all) == 0 {
-		t.Fatalf("no alert is found in\n%s", rules)
-	}
+	kit.Need(t, len(all) != 0, "no alert is found in\n%s", rules)
 	return all
 }

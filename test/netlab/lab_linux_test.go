@@ -69,9 +69,7 @@ func startEcho(t *testing.T, h *Host) {
 func ask(t *testing.T, h *Host, q Query) Answer {
 	t.Helper()
 	a, err := h.Ask(t.Context(), q)
-	if err != nil {
-		t.Fatalf("%s asks %s %s: %v", h.Name, q.Proto, q.To, err)
-	}
+	kit.Need(t, err == nil, "%s asks %s %s: %v", h.Name, q.Proto, q.To, err)
 	return a
 }
 
@@ -215,14 +213,10 @@ func TestDoRestoresNamespace(t *testing.T) {
 		all.Go(func() {
 			err := lab.Host("pod").Do(func() error {
 				there, err := os.Readlink("/proc/thread-self/ns/net")
-				if there == home {
-					t.Error("Do runs outside the lab")
-				}
+				kit.Check(t, there != home, "Do runs outside the lab")
 				return err
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			kit.Check(t, err == nil, "%v", err)
 		})
 	}
 	all.Wait()
@@ -356,9 +350,7 @@ func TestOutcomes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ask(t, client, tc.query)
-			if got.Took == 0 {
-				t.Error("took no time")
-			}
+			kit.Check(t, got.Took != 0, "took no time")
 			if masq := got.Masqueraded(); masq != (got.Outcome == Answered) {
 				t.Errorf("masqueraded = %v, got %+v", masq, got)
 			}
@@ -444,9 +436,7 @@ func TestOpenConversation(t *testing.T) {
 	kit.Must(t, err)
 	for proto, after := range map[string]Outcome{"tcp": Broken, "udp": Refused} {
 		c, a, err := client.Open(t.Context(), Query{Proto: proto, To: netip.AddrPortFrom(pod.IPv6, 8080)})
-		if err != nil || a.Outcome != Answered {
-			t.Fatalf("open %s: %+v, %v", proto, a, err)
-		}
+		kit.Need(t, err == nil && a.Outcome == Answered, "open %s: %+v, %v", proto, a, err)
 		defer c.Close()
 		for range 3 {
 			a, err := c.Ask(t.Context())
@@ -472,9 +462,7 @@ func TestLoad(t *testing.T) {
 	kit.Must(t, err)
 	query := Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080)}
 	r := client.Load(t.Context(), LoadConfig{Query: query, Workers: 4, Total: 500}).Wait()
-	if r.Connections != 500 || r.Lost() != 0 || r.Backends["pod"].Count != 500 {
-		t.Errorf("counted load: %s", r)
-	}
+	kit.Check(t, r.Connections == 500 && r.Lost() == 0 && r.Backends["pod"].Count == 500, "counted load: %s", r)
 	load := client.Load(t.Context(), LoadConfig{Query: query, Workers: 2})
 	until(t, func() bool { return load.Report().Connections > 50 })
 	if err := echo.Close(); err != nil {
@@ -492,9 +480,7 @@ func until(t *testing.T, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatal("did not happen within a minute")
-		}
+		kit.Need(t, !time.Now().After(deadline), "did not happen within a minute")
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -530,9 +516,7 @@ func TestSCTP(t *testing.T) {
 				q.Timeout = SilenceTimeout
 			}
 			a := ask(t, client, q)
-			if a.Outcome != tc.want {
-				t.Fatalf("%s, want %s", a.Outcome, tc.want)
-			}
+			kit.Need(t, a.Outcome == tc.want, "%s, want %s", a.Outcome, tc.want)
 			if tc.want != Answered {
 				return
 			}
@@ -556,9 +540,7 @@ func TestSCTP(t *testing.T) {
 func converse(t *testing.T, client, pod *Host, echo *Echo) {
 	t.Helper()
 	c, a, err := client.Open(t.Context(), Query{Proto: "sctp", To: netip.AddrPortFrom(pod.IPv6, 8080)})
-	if err != nil || a.Outcome != Answered {
-		t.Fatalf("open: %+v, %v", a, err)
-	}
+	kit.Need(t, err == nil && a.Outcome == Answered, "open: %+v, %v", a, err)
 	defer c.Close()
 	for range 3 {
 		if a, err := c.Ask(t.Context()); err != nil || a.Backend != "pod" || a.From != a.Client {

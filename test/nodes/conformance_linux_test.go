@@ -80,9 +80,7 @@ func TestSelections(t *testing.T) {
 				got = append(got, s.Name)
 			}
 		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%s: selected by %q, want %q", name, got, want)
-		}
+		kit.Check(t, strings.Join(got, " ") == want, "%s: selected by %q, want %q", name, got, want)
 	}
 }
 
@@ -117,16 +115,12 @@ func TestUpdate(t *testing.T) {
 		"- **roll**: no reason is known\n",
 		"- **drain**: " + endsNote + "\n",
 	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("want %q in\n%s", want, text)
-		}
+		kit.Check(t, strings.Contains(string(text), want), "want %q in\n%s", want, text)
 	}
 	if strings.Contains(string(text), relayNote) {
 		t.Errorf("a note on mode userspace, which lost nothing, in\n%s", text)
 	}
-	if strings.Count(string(text), "| network | nftables  ") != 1 {
-		t.Errorf("want one run in\n%s", text)
-	}
+	kit.Check(t, strings.Count(string(text), "| network | nftables  ") == 1, "want one run in\n%s", text)
 }
 
 // TestUnfit checks that a spec which one mode cannot pass counts in others.
@@ -152,9 +146,7 @@ func TestParts(t *testing.T) {
 	var got []string
 	for i := 1; i <= 3; i++ {
 		part := Part{i, 3}.of(names)
-		if len(part) < 2 || len(part) > 3 {
-			t.Errorf("part %d has %q", i, part)
-		}
+		kit.Check(t, len(part) >= 2 && len(part) <= 3, "part %d has %q", i, part)
 		got = append(got, part...)
 	}
 	if slices.Sort(got); strings.Join(got, "") != "abcdefg" || len(Part{}.of(names)) != len(names) {
@@ -206,9 +198,7 @@ func TestAddUp(t *testing.T) {
 		for _, r := range d.Runs {
 			got = append(got, fmt.Sprintf("%d/%d", r.Passed, len(r.Failed)))
 		}
-		if s := strings.Join(got, " "); s != step.want {
-			t.Errorf("step %d: %s, want %s", i, s, step.want)
-		}
+		kit.Equal(t, strings.Join(got, " "), step.want, "step %d", i)
 	}
 }
 
@@ -356,9 +346,7 @@ func TestSelect(t *testing.T) {
 				got = append(got, trial.Name)
 			}
 		}
-		if strings.Join(got, ",") != want {
-			t.Errorf("-only %s: %q, want %s", only, got, want)
-		}
+		kit.Check(t, strings.Join(got, ",") == want, "-only %s: %q, want %s", only, got, want)
 	}
 }
 
@@ -373,9 +361,7 @@ func TestReusedPorts(t *testing.T) {
 		t.Error("want the first use of a port to be new, and the second one not to be")
 	}
 	l.ports[client.LocalAddr().(*net.UDPAddr).Port] = time.Now().Add(-time.Hour)
-	if l.reusesPort(client) {
-		t.Error("a port that was used an hour ago counts")
-	}
+	kit.Check(t, !l.reusesPort(client), "a port that was used an hour ago counts")
 	kit.Must(t, client.Close())
 	go func() {
 		_, to, err := server.ReadFrom(make([]byte, 512))
@@ -573,9 +559,7 @@ func TestFillStoreLeavesNothing(t *testing.T) {
 		t.Error("a setting that does not exist is no error")
 	}
 	left, err := filepath.Glob("/run/netns/kubeproxy-test-store*")
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	kit.Check(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 }
 
 // TestJoin checks that clusters keep their programs, when others come or the folder that
@@ -593,9 +577,7 @@ func TestJoin(t *testing.T) {
 		kit.Must(t, err)
 		folders = append(folders, folder)
 	}
-	if folders[0] == folders[1] || folders[1] != folders[2] {
-		t.Errorf("the folders are %v", folders)
-	}
+	kit.Check(t, folders[0] != folders[1] && folders[1] == folders[2], "the folders are %v", folders)
 	kit.Must(t, os.RemoveAll(filepath.Join(cache, "old")))
 	if text, err := os.ReadFile(filepath.Join(folders[0], "containerd")); err != nil || string(text) != "old" {
 		t.Errorf("the old cluster has containerd %q, %v", text, err)

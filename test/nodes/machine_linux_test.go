@@ -141,9 +141,7 @@ func awaitFile(t *testing.T, file string, lines int) {
 		text, _ = os.ReadFile(file) // not there yet
 		return strings.Count(string(text), "\n") >= lines, nil
 	})
-	if err != nil {
-		t.Fatalf("%s: want %d lines: %v\n%s", file, lines, err, text)
-	}
+	kit.Need(t, err == nil, "%s: want %d lines: %v\n%s", file, lines, err, text)
 }
 
 // TestForward checks that connections to the listener on the host reach the machine.
@@ -171,9 +169,7 @@ func TestForward(t *testing.T) {
 		got, _ = io.ReadAll(c) // what came counts
 		return string(got) == said, nil
 	})
-	if err != nil {
-		t.Errorf("want %q back, got %q: %v", said, got, err)
-	}
+	kit.Check(t, err == nil, "want %q back, got %q: %v", said, got, err)
 }
 
 // TestClusterNames checks that clusters of different names share nothing that the host
@@ -224,9 +220,7 @@ func TestPoll(t *testing.T) {
 		cancel()
 		return false, reason
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("a context that ends: %v", err)
-	}
+	kit.Check(t, errors.Is(err, context.Canceled), "a context that ends: %v", err)
 	if err := poll(t.Context(), 0, func() (bool, error) { return false, reason }); !errors.Is(err, reason) {
 		t.Errorf("no time: %v", err)
 	}
@@ -252,9 +246,7 @@ func TestCommandEndsWithContext(t *testing.T) {
 		left := running(t, begun)
 		return len(left) == 0, fmt.Errorf("%q", left)
 	})
-	if err != nil {
-		t.Errorf("the command goes on: %v", err)
-	}
+	kit.Check(t, err == nil, "the command goes on: %v", err)
 }
 
 // TestDownWithoutDescription checks that nothing is left of a cluster whose description, or

@@ -69,9 +69,7 @@ func testKilled(t *testing.T, s *site) {
 	kit.Must(t, s.save(t.Context(), more))
 	for _, n := range []*node{runs, starts} {
 		n.awaitProgrammed(t)
-		if !n.answers(t, more) {
-			t.Errorf("%s: a Service made after the outage does not answer", n.host.Name)
-		}
+		kit.Check(t, n.answers(t, more), "%s: a Service made after the outage does not answer", n.host.Name)
 	}
 	for _, end := range loads {
 		end()
@@ -93,9 +91,7 @@ func (n *node) neverProgrammed(t *testing.T) {
 // would mean a new layout, and unexpectedly removed elements a flush.
 func checkWrites(t *testing.T, when string, got, want nftmonitor.Counts) {
 	t.Helper()
-	if got.String() != want.String() {
-		t.Errorf("written %s: %s; want %s", when, got, want)
-	}
+	kit.Check(t, got.String() == want.String(), "written %s: %s; want %s", when, got, want)
 }
 
 // testCompacted makes the proxy miss changes of every kind. When the API server is
@@ -152,9 +148,7 @@ func testPaused(t *testing.T, s *site) {
 	checkWrites(t, "during the silence", n.counts(t).Since(before), nftmonitor.Counts{})
 	kit.Must(t, s.save(t.Context(), late))
 	n.awaitProgrammed(t)
-	if !n.answers(t, late) {
-		t.Error("a Service made after the silence does not answer")
-	}
+	kit.Check(t, n.answers(t, late), "a Service made after the silence does not answer")
 	lossless(t, load)
 	n.checkLogSize(t)
 }
@@ -267,9 +261,7 @@ func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	if e := n.source(t, "services").Error; e == "" {
 		t.Error("/healthz has no error of its source")
 	}
-	if n.Ended() {
-		t.Error("the proxy has ended")
-	}
+	kit.Check(t, !n.Ended(), "the proxy has ended")
 	n.checkLogSize(t)
 }
 
@@ -322,9 +314,7 @@ func testNoNodes(t *testing.T, s *site) {
 	n.start(t, cluster.Login{User: "no-nodes"})
 	kit.Until(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
 	kit.Until(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
-	if !n.answers(t, webOf(s)) {
-		t.Error("the Service does not answer")
-	}
+	kit.Check(t, n.answers(t, webOf(s)), "the Service does not answer")
 	if r, status := n.report(t); status != http.StatusServiceUnavailable || r.NodeReason == "" {
 		t.Errorf("/healthz has status %d, %+v; want 503, for nobody knows of the node", status, r)
 	}
@@ -404,9 +394,7 @@ func (n *node) size(t *testing.T, after string) size {
 	t.Helper()
 	now, peak := n.Memory(t)
 	goroutines, ok := n.Metric(t, "go_goroutines")
-	if !ok {
-		t.Fatal("no metric go_goroutines")
-	}
+	kit.Need(t, ok, "no metric go_goroutines")
 	t.Logf("after the %s: %.1f MB resident, at most %.1f MB; %.0f goroutines", after, float64(now)/1e6, float64(peak)/1e6, goroutines)
 	return size{now, goroutines}
 }
@@ -422,7 +410,5 @@ func (n *node) onlyElements(t *testing.T, earlier nftmonitor.Counts) {
 			t.Errorf("written is a %s; want elements only", kind)
 		}
 	}
-	if touched := n.touched.Load(); touched != 0 {
-		t.Errorf("what stayed as it was is in %d changes", touched)
-	}
+	kit.Check(t, n.touched.Load() == 0, "what stayed as it was is in %d changes", n.touched.Load())
 }

@@ -211,9 +211,7 @@ func (n *node) observe(x nftmonitor.Event) {
 func (n *node) counts(t *testing.T) nftmonitor.Counts {
 	t.Helper()
 	tally, err := n.rules.Counts()
-	if err != nil {
-		t.Fatalf("listen to the rules of %s: %v", n.host.Name, err)
-	}
+	kit.Need(t, err == nil, "listen to the rules of %s: %v", n.host.Name, err)
 	return tally
 }
 
@@ -416,18 +414,14 @@ func TestBadKubeconfig(t *testing.T) {
 			out, err := program.Run(t, lab.Node, kubeProxy.Command("--kubeconfig="+path))
 			wantExit(t, err, 1)
 			for _, word := range tc.want {
-				if !strings.Contains(out, word) {
-					t.Errorf("the proxy says nothing of %q:\n%s", word, out)
-				}
+				kit.Check(t, strings.Contains(out, word), "the proxy says nothing of %q:\n%s", word, out)
 			}
 		})
 	}
 	t.Run("none", func(t *testing.T) {
 		out, err := program.Run(t, lab.Node, kubeProxy.Command())
 		wantExit(t, err, 1)
-		if !strings.Contains(out, "--kubeconfig") {
-			t.Errorf("the proxy does not say what it wants:\n%s", out)
-		}
+		kit.Check(t, strings.Contains(out, "--kubeconfig"), "the proxy does not say what it wants:\n%s", out)
 	})
 	t.Run("nobody there", func(t *testing.T) { testNoAPIServer(t, lab) })
 }
@@ -510,9 +504,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	kit.Must(t, s.save(t.Context(), meanwhile))
 	kit.Until(t, "requests are spoiled again", func() bool { return front.FaultCount() >= spoiled+x.minFaults() })
 	r, status := n.report(t)
-	if status != http.StatusOK || !r.Healthy {
-		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
-	}
+	kit.Check(t, status == http.StatusOK && r.Healthy, "/healthz has status %d, want 200: %+v", status, r)
 	kit.Until(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
 	if x.fault.Only == "" { // else what can be read is programmed
 		checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
@@ -544,9 +536,7 @@ func (n *node) checkLogSize(t *testing.T) {
 	const most = 8
 	lines := n.Log.Count(`"err"`) + n.Log.Count("err=")
 	t.Logf("%d lines with an error", lines)
-	if lines > most {
-		t.Errorf("%d lines with an error, want at most %d", lines, most)
-	}
+	kit.Check(t, lines <= most, "%d lines with an error, want at most %d", lines, most)
 }
 
 // testSlow delays every response to a proxy.

@@ -93,9 +93,7 @@ func Fetch(ctx context.Context, h *netlab.Host, addr, path string) (Response, er
 func (r *Proxy) Fetch(t testing.TB, addr, path string) Response {
 	t.Helper()
 	page, err := Fetch(t.Context(), r.host, addr, path)
-	if err != nil {
-		t.Fatalf("GET %s%s: %v", addr, path, err)
-	}
+	kit.Need(t, err == nil, "GET %s%s: %v", addr, path, err)
 	return page
 }
 
@@ -113,9 +111,7 @@ func (r *Proxy) Status(t testing.TB, addr, path string) int {
 func (r *Proxy) JSON(t testing.TB, path string, to any) {
 	t.Helper()
 	page := r.Fetch(t, MetricsAddr, path)
-	if page.Status != http.StatusOK {
-		t.Fatalf("GET %s: status %d\n%s", path, page.Status, page.Body)
-	}
+	kit.Need(t, page.Status == http.StatusOK, "GET %s: status %d\n%s", path, page.Status, page.Body)
 	if err := json.Unmarshal(page.Body, to); err != nil {
 		t.Fatalf("GET %s: %v\n%s", path, err, page.Body)
 	}
@@ -129,9 +125,7 @@ func (r *Proxy) Metric(t testing.TB, name string, labels ...string) (sum float64
 	page := r.Fetch(t, MetricsAddr, "/metrics")
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	all, err := parser.TextToMetricFamilies(bytes.NewReader(page.Body))
-	if err != nil {
-		t.Fatalf("metrics: %v", err)
-	}
+	kit.Need(t, err == nil, "metrics: %v", err)
 	for _, m := range all[name].GetMetric() {
 		if !hasLabels(m, labels) {
 			continue
@@ -160,18 +154,14 @@ func hasLabels(m *dto.Metric, labels []string) bool {
 func (r *Proxy) Memory(t testing.TB) (now, peak int64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Pid()))
-	if err != nil {
-		t.Fatalf("memory of the proxy: %v", err)
-	}
+	kit.Need(t, err == nil, "memory of the proxy: %v", err)
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(line)
 		if len(words) != 3 || words[2] != "kB" {
 			continue
 		}
 		kilobytes, err := strconv.ParseInt(words[1], 10, 64)
-		if err != nil {
-			t.Fatalf("memory of the proxy: %q: %v", line, err)
-		}
+		kit.Need(t, err == nil, "memory of the proxy: %q: %v", line, err)
 		switch words[0] {
 		case "VmRSS:":
 			now = kilobytes << 10
@@ -179,9 +169,7 @@ func (r *Proxy) Memory(t testing.TB) (now, peak int64) {
 			peak = kilobytes << 10
 		}
 	}
-	if now == 0 {
-		t.Fatal("memory of the proxy: it has ended")
-	}
+	kit.Need(t, now != 0, "memory of the proxy: it has ended")
 	return now, peak
 }
 
@@ -189,18 +177,14 @@ func (r *Proxy) Memory(t testing.TB) (now, peak int64) {
 func (r *Proxy) CPU(t testing.TB) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.Pid()))
-	if err != nil {
-		t.Fatalf("CPU time of the proxy: %v", err)
-	}
+	kit.Need(t, err == nil, "CPU time of the proxy: %v", err)
 	// The name in parentheses may contain any character, see proc_pid_stat(5).
 	words := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	const user, system, tick = 11, 12, 10 * time.Millisecond // USER_HZ, the unit of times in /proc
 	var ticks int64
 	for _, i := range []int{user, system} {
 		n, err := strconv.ParseInt(words[i], 10, 64)
-		if err != nil {
-			t.Fatalf("CPU time of the proxy: %v", err)
-		}
+		kit.Need(t, err == nil, "CPU time of the proxy: %v", err)
 		ticks += n
 	}
 	return time.Duration(ticks) * tick
@@ -375,9 +359,7 @@ func (k *Kernel) StaleFlows(t testing.TB, want *service.Snapshot) int {
 			n += found
 			return err
 		})
-		if err != nil {
-			t.Fatalf("look for stale flows: %v", err)
-		}
+		kit.Need(t, err == nil, "look for stale flows: %v", err)
 	}
 	return n
 }
@@ -476,9 +458,7 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	kit.Must(t, h.Start(cmd))
 	limit := time.AfterFunc(RunTimeout, func() { _ = cmd.Process.Kill() })
 	err := cmd.Wait()
-	if !limit.Stop() {
-		t.Errorf("%s: did not end within %s", cmd, RunTimeout)
-	}
+	kit.Check(t, limit.Stop(), "%s: did not end within %s", cmd, RunTimeout)
 	return out.String(), err
 }
 

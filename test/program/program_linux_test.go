@@ -31,9 +31,7 @@ func TestProxyAnswers(t *testing.T) {
 	p := kubeProxy.Start(t, lab.Node, "--manifests="+file, "--cluster-cidr="+netlab.ClusterCIDR)
 	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")
 	kit.Until(t, "it is alive", func() bool { return p.Status(t, HealthAddr, "/livez") == http.StatusOK })
-	if Generation(t, lab.Node) == before {
-		t.Error("the rules have the generation of the start, want a later one")
-	}
+	kit.Check(t, Generation(t, lab.Node) != before, "the rules have the generation of the start, want a later one")
 	var about struct{ Mode string }
 	if p.JSON(t, "/services", &about); about.Mode != "nftables" {
 		t.Errorf("mode = %q, want nftables", about.Mode)
@@ -47,13 +45,9 @@ func TestProxyAnswers(t *testing.T) {
 	if now, peak := p.Memory(t); now < 1<<20 || peak < now {
 		t.Errorf("memory = %d, at most %d", now, peak)
 	}
-	if p.CPU(t) <= 0 {
-		t.Error("no CPU time was used")
-	}
+	kit.Check(t, p.CPU(t) > 0, "no CPU time was used")
 	p.Stop(t)
-	if !p.Ended() || p.Status(t, HealthAddr, "/livez") != 0 {
-		t.Error("stopped, it is still there")
-	}
+	kit.Check(t, p.Ended() && p.Status(t, HealthAddr, "/livez") == 0, "stopped, it is still there")
 	if out, err := Run(t, lab.Node, kubeProxy.Command("--cleanup")); err != nil {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}

@@ -48,10 +48,6 @@ func TestPercentilesOf(t *testing.T) {
 		values = append(values, time.Duration(i)*time.Millisecond)
 	}
 	want := Percentiles{50 * time.Millisecond, 90 * time.Millisecond, 99 * time.Millisecond, 100 * time.Millisecond}
-	if got := PercentilesOf(values); got != want {
-		t.Errorf("SpreadOf = %s, want %s", got, want)
-	}
-	if got := PercentilesOf(nil); got != (Percentiles{}) {
-		t.Errorf("SpreadOf(nothing) = %s", got)
-	}
+	kit.Equal(t, PercentilesOf(values), want, "SpreadOf")
+	kit.Equal(t, PercentilesOf(nil), (Percentiles{}), "SpreadOf(nothing)")
 }

@@ -68,9 +68,7 @@ func TestBuildUsesCache(t *testing.T) {
 	kit.Must(t, err)
 	second, err := b.folder(t.Context(), builtOnce)
 	kit.Must(t, err)
-	if first != second {
-		t.Errorf("programs = %v, then %v", first, second)
-	}
+	kit.Check(t, first == second, "programs = %v, then %v", first, second)
 	kit.Same(t, "built, -want +got", builtOnce, g.built)
 	for _, name := range builtOnce {
 		want := Kubernetes.programs[name]

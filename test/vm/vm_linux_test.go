@@ -49,9 +49,7 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 		Outputs: map[string]string{"/root/out": filepath.Join(dir, "out"), "/not/there": filepath.Join(dir, "not")},
 		Stdout:  &out, Stderr: &complaints,
 	})
-	if err != nil || code != 7 {
-		t.Errorf("exit code %d, %v; want 7", code, err)
-	}
+	kit.Check(t, err == nil && code == 7, "exit code %d, %v; want 7", code, err)
 	if want := "/some/where\nit's|two words|a $b 'c'\n" + m.Release() + "\n2\n"; out.String() != want {
 		t.Errorf("output %q, want %q", out.String(), want)
 	}
@@ -284,9 +282,7 @@ func TestKernelLacks(t *testing.T) {
 func checkLines(t *testing.T, out string, want [][]string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if len(lines) != len(want) {
-		t.Fatalf("%d lines, want %d:\n%s", len(lines), len(want), out)
-	}
+	kit.Need(t, len(lines) == len(want), "%d lines, want %d:\n%s", len(lines), len(want), out)
 	for i, parts := range want {
 		for _, part := range parts {
 			if !strings.Contains(lines[i], part) {
@@ -395,8 +391,6 @@ func runScript(t *testing.T, script string) string {
 	t.Helper()
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", script}, Proxy: true, Stdout: &out, Stderr: &out})
-	if err != nil || code != 0 {
-		t.Errorf("exit code %d, %v", code, err)
-	}
+	kit.Check(t, err == nil && code == 0, "exit code %d, %v", code, err)
 	return out.String()
 }

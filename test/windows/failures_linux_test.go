@@ -51,9 +51,7 @@ func TestOneServiceFails(t *testing.T) {
 	n.await(t, "the failure in health", func() bool {
 		return has(string(n.health(t).Body), `"failedPorts":1`) && has(n.fetch(t, "/services"), "a program of this node listens there", "Get-NetTCPConnection")
 	})
-	if got := n.health(t).Status; got != http.StatusOK {
-		t.Errorf("one Service of two fails, and health is %d", got)
-	}
+	kit.Equal(t, n.health(t).Status, http.StatusOK, "one Service of two fails, and health")
 	for path, words := range map[string][]string{
 		"/services": {`"name":"cart","state":"failed"`, `"name":"web","state":"programmed"`, "0x803b0013"},
 		"/metrics": {`kubeproxy_failed_service_ports{backend="kernelspace",ip_family="IPv4"} 1`, `kubeproxy_services{state="failed"} 1`,

@@ -162,9 +162,7 @@ func TestDiff(t *testing.T) {
 
 	file := filepath.Join(n.dir, "..", "dump.tar.gz")
 	code, out := n.run(t, append(append([]string{"support-dump"}, flags...), wine.File(file))...)
-	if code > 1 {
-		t.Fatalf("support-dump: exit %d\n%s", code, out)
-	}
+	kit.Need(t, code <= 1, "support-dump: exit %d\n%s", code, out)
 	parts := unpack(t, file)
 	for name, word := range map[string]string{
 		"rules.txt": "loadbalancer tcp " + web.clusterIP() + ":80 -> :9090 ", "plan.txt": "shop/web:web", "hns.json": "HostComputeEndpoints", "status.txt": "mode kernelspace",
@@ -218,13 +216,9 @@ func (n *node) diagnose(t *testing.T, flags ...string) (found []string, code int
 			found = append(found, f.ID+": "+f.What)
 		}
 	}
-	if !vfp {
-		t.Errorf("the extension is not missed: %s", out)
-	}
+	kit.Check(t, vfp, "the extension is not missed: %s", out)
 	for _, c := range r.Checks {
-		if c.State == "failed" {
-			t.Errorf("%s could not look: %s", c.Name, c.Note)
-		}
+		kit.Check(t, c.State != "failed", "%s could not look: %s", c.Name, c.Note)
 	}
 	return found, code
 }
@@ -241,9 +235,7 @@ func TestDoctor(t *testing.T) {
 				t.Errorf("%s: no %q in %q", what, w, found)
 			}
 		}
-		if len(found) != len(words) {
-			t.Errorf("%s: %d findings, want %d: %q", what, len(found), len(words), found)
-		}
+		kit.Check(t, len(found) == len(words), "%s: %d findings, want %d: %q", what, len(found), len(words), found)
 	}
 	found, code := n.diagnose(t, "--enable-dsr")
 	expect("all is well", found)

@@ -100,9 +100,7 @@ func (n *node) clean(t *testing.T) {
 	program, err := exe()
 	kit.Must(t, err)
 	code, output, err := n.wine.Run(t.Context(), wine.Program{Path: program, Args: []string{"--cleanup", "--hostname-override=node-a"}})
-	if err != nil || code != 0 {
-		t.Errorf("--cleanup: exit code %d, %v\n%s", code, err, output)
-	}
+	kit.Check(t, err == nil && code == 0, "--cleanup: exit code %d, %v\n%s", code, err, output)
 	n.awaitProgrammed(t)
 	for _, kind := range []hns.Kind{hns.LoadBalancer, hns.Endpoint} {
 		if made := n.hns.CreatedCount(kind); made != 0 {

@@ -78,9 +78,7 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 	own.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	n.write(t, "own.yaml", program.Manifest[any](t, own))
 	ranges, err := m.Client.NetworkingV1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(ranges.Items) == 0 {
-		t.Fatalf("%d ServiceCIDRs, %v", len(ranges.Items), err)
-	}
+	kit.Need(t, err == nil && len(ranges.Items) != 0, "%d ServiceCIDRs, %v", len(ranges.Items), err)
 	for _, r := range ranges.Items {
 		r.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
 		n.write(t, r.Name+"-range.yaml", program.Manifest[any](t, r))

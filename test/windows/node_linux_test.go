@@ -220,9 +220,7 @@ func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 		if diff == "" {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("load balancers (-want +got):\n%s", diff)
-		}
+		kit.Need(t, !time.Now().After(deadline), "load balancers (-want +got):\n%s", diff)
 	}
 	n.awaitNoLeftovers(t)
 }
@@ -249,9 +247,7 @@ func (n *node) awaitNoLeftovers(t *testing.T) {
 		if litter == "" {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left over: %s", litter)
-		}
+		kit.Need(t, !time.Now().After(deadline), "left over: %s", litter)
 	}
 }
 

@@ -113,9 +113,7 @@ func TestNoRandomAddresses(t *testing.T) {
 			t.Errorf("%q: personality %s, %v", name, text, err)
 		}
 	}
-	if found < 2 {
-		t.Errorf("%d programs found, want services, too", found)
-	}
+	kit.Check(t, found >= 2, "%d programs found, want services, too", found)
 }
 
 // TestSplit has messages of Wine about programs, including one that did not start.
@@ -262,9 +260,7 @@ func conform(t *testing.T, w *Wine, exe string, o hns.Options) {
 		t.Errorf("exit code %d, %v, %d tests passed:\n%s", code, err, n, output)
 	}
 	for kind, objects := range s.State().Objects {
-		if len(objects) != 0 {
-			t.Errorf("%d objects left of kind %s", len(objects), kind)
-		}
+		kit.Check(t, len(objects) == 0, "%d objects left of kind %s", len(objects), kind)
 	}
 }
 
@@ -276,9 +272,7 @@ func buildHcnTests(t *testing.T) string {
 		t.Skipf("%v", err)
 	}
 	text, err := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", hcsshim).Output()
-	if err != nil {
-		t.Fatalf("go mod download %s: %v", hcsshim, err)
-	}
+	kit.Need(t, err == nil, "go mod download %s: %v", hcsshim, err)
 	var module struct{ Dir string }
 	kit.Must(t, json.Unmarshal(text, &module))
 	exe := filepath.Join(t.TempDir(), "hcn.test.exe")
@@ -390,9 +384,7 @@ func packages(t *testing.T) []string {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", format, "kubeproxy/cmd/kube-proxy", "kubeproxy/platform")
 	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
 	text, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list for windows: %v", err)
-	}
+	kit.Need(t, err == nil, "go list for windows: %v", err)
 	list := strings.Fields(string(text))
 	if len(list) < 10 || !slices.Contains(list, "kubeproxy/cmd/kube-proxy") {
 		t.Fatalf("packages of kube-proxy.exe: %v", list)

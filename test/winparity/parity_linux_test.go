@@ -515,9 +515,7 @@ func TestReasonsAreExplained(t *testing.T) {
 		}
 	}
 	for reason := range used {
-		if !strings.Contains(table, "\n| "+reason+" |") {
-			t.Errorf("docs/windows.md has no row %q", reason)
-		}
+		kit.Check(t, strings.Contains(table, "\n| "+reason+" |"), "docs/windows.md has no row %q", reason)
 	}
 	if rows := strings.Count(table, "\n| ") - 1; rows != len(used) {
 		t.Errorf("docs/windows.md has %d rows, for %d reasons", rows, len(used))

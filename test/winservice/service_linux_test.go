@@ -102,13 +102,9 @@ func (s *site) run(t *testing.T, args string, code int, texts ...string) (output
 func (s *site) command(t *testing.T, program string, args []string, code int, texts ...string) (output string) {
 	t.Helper()
 	got, output, err := s.Run(t.Context(), wine.Program{Path: program, Args: args, Dir: s.folder})
-	if err != nil || got != code {
-		t.Errorf("%q: exit code %d, %v, want %d:\n%s", args, got, err, code, output)
-	}
+	kit.Check(t, err == nil && got == code, "%q: exit code %d, %v, want %d:\n%s", args, got, err, code, output)
 	for _, text := range texts {
-		if !strings.Contains(output, text) {
-			t.Errorf("%q: want %q in\n%s", args, text, output)
-		}
+		kit.Check(t, strings.Contains(output, text), "%q: want %q in\n%s", args, text, output)
 	}
 	return output
 }
@@ -226,9 +222,7 @@ func TestServiceByConfig(t *testing.T) {
 	s.run(t, "service uninstall --name plain", 0)
 	// In Wine, services have another ProgramData than programs.
 	log, err := os.ReadFile(filepath.Join(s.Prefix(), "drive_c", "users", "Public", "kube-proxy", "kube-proxy.log"))
-	if !strings.Contains(string(log), "Stopped; the rules stay in force") {
-		t.Errorf("log: %s, %v", log, err)
-	}
+	kit.Check(t, strings.Contains(string(log), "Stopped; the rules stay in force"), "log: %s, %v", log, err)
 }
 
 // TestServicePaths installs the service by the command of docs/windows.md, and with a blank in each path of it.

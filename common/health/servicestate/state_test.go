@@ -93,9 +93,7 @@ func TestSkippedServices(t *testing.T) {
 		}
 	}
 	b.ProblemFound(b.Problems()[2], at(9))
-	if b.All()[0].Problems[0].Since.Before(begin) {
-		t.Error("a problem nobody noticed has no time")
-	}
+	kit.Check(t, !b.All()[0].Problems[0].Since.Before(begin), "a problem nobody noticed has no time")
 	b.ProblemFound(b.Problems()[1], at(3))
 	if diff := cmp.Diff(Summary{
 		States:   map[State]int{Programmed: 1, Removing: 0, Limited: 0, Pending: 0, Failed: 0, Skipped: 1},
@@ -143,9 +141,7 @@ func TestHandler(t *testing.T) {
 		for _, s := range a.Services {
 			got += " " + s.Namespace + "/" + s.Name
 		}
-		if got != want {
-			t.Errorf("%s = %s, want %s", path, got, want)
-		}
+		kit.Check(t, got == want, "%s = %s, want %s", path, got, want)
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
@@ -194,9 +190,7 @@ func TestHandlerOfMany(t *testing.T) {
 				t.Errorf("%s: frontends %+v, missed %q", path, p.Frontends, p.Missed)
 			}
 		}
-		if !listed && !slices.Equal(got, want) {
-			t.Errorf("%s: %q", path, got)
-		}
+		kit.Check(t, listed || slices.Equal(got, want), "%s: %q", path, got)
 	}
 }
 
@@ -204,9 +198,7 @@ func TestHandlerOfMany(t *testing.T) {
 func TestHandlerKnowsNothing(t *testing.T) {
 	w := httptest.NewRecorder()
 	(&Store{}).Handler(func() ProxyInfo { return ProxyInfo{} }).ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
-	if !strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n") {
-		t.Errorf("body = %s", w.Body)
-	}
+	kit.Check(t, strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n"), "body = %s", w.Body)
 	w = httptest.NewRecorder()
 	(&Store{}).Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
 	if w.Code != 404 || !strings.Contains(w.Body.String(), "no Service is known yet") {

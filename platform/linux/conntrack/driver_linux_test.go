@@ -192,9 +192,7 @@ func TestDumpStates(t *testing.T) {
 		t.Errorf("entries without answer: %v", some)
 	}
 	some = dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true})
-	if len(some) != 0 && len(some) != len(all) {
-		t.Errorf("entries that rules translated: %v", some)
-	}
+	kit.Check(t, len(some) == 0 || len(some) == len(all), "entries that rules translated: %v", some)
 	six := newAddresses(service.IPv6)
 	other := six.flows(1, to(six.vip, 80), six.a)
 	other[0].Protocol, other[0].State, other[0].Answered = service.TCP, 1, false
@@ -328,9 +326,7 @@ func TestMeaningOfErrors(t *testing.T) {
 		unix.EAGAIN: true, // a route of type throw
 		unix.EPERM:  false, unix.ENOBUFS: false, nil: false,
 	} {
-		if got := noRoute(err); got != want {
-			t.Errorf("%v means that there is no route: %t, want %t", err, got, want)
-		}
+		kit.Equal(t, noRoute(err), want, "%v means that there is no route", err)
 	}
 	for err, want := range map[error]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EPERM: false, nil: false} {
 		got := missingSocket(fmt.Errorf("socket: %w", err))

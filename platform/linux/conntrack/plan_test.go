@@ -321,9 +321,7 @@ func TestStaleConnections(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := newMatcher(test.rules, nil, nil).stale(test.flow); got != test.want {
-				t.Errorf("stale(%v) = %t, want %t", test.flow, got, test.want)
-			}
+			kit.Equal(t, newMatcher(test.rules, nil, nil).stale(test.flow), test.want, "stale(%v)", test.flow)
 		})
 	}
 }
@@ -482,9 +480,7 @@ func TestFilters(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := filters(test.rules)
-			if d := cmp.Diff(test.want, got, cmp.Comparer(func(a, b Filter) bool { return a == b })); d != "" {
-				t.Errorf("filters (-want +got):\n%s", d)
-			}
+			kit.Same(t, "filters (-want +got)", test.want, got, cmp.Comparer(func(a, b Filter) bool { return a == b }))
 		})
 	}
 }
@@ -503,9 +499,7 @@ func TestDecodeFlow(t *testing.T) {
 		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122, Answered: true, Expires: 3600}
 	got, err := decodeFlow(raw)
 	kit.Must(t, err)
-	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
-		t.Errorf("decodeFlow (-want +got):\n%s", d)
-	}
+	kit.Same(t, "decodeFlow (-want +got)", want, got, cmpopts.EquateComparable(netip.AddrPort{}))
 	for n := range len(raw) { // truncated input must not panic
 		_, _ = decodeFlow(raw[:n])
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // fake is a kernel whose dumps return each matching entry twice. Its node has the address
@@ -90,9 +91,7 @@ func TestSyncChecksChangesOnly(t *testing.T) {
 	k.expect(good, other)
 	k.dumps = nil
 	k.sync(r, snapshot(udp(epA)), 0, nil)
-	if len(k.dumps) != 0 {
-		t.Errorf("dumps without a change: %v", k.dumps)
-	}
+	kit.Check(t, len(k.dumps) == 0, "dumps without a change: %v", k.dumps)
 	k.sync(r, snapshot(udp(epA), late), 1, nil)
 	if want := []Filter{{Protocol: service.UDP, Addr: addr("203.0.113.9"), Port: 53}}; !slices.Equal(want, k.dumps) {
 		t.Errorf("dumps = %v, want %v", k.dumps, want)
@@ -123,9 +122,7 @@ func TestSyncTriesAgain(t *testing.T) {
 			broken := errors.New("broken")
 			fail(k, broken)
 			n, err := r.Sync(t.Context(), snapshot())
-			if !errors.Is(err, broken) {
-				t.Errorf("Sync = %d, %v, want %v", n, err, broken)
-			}
+			kit.Check(t, errors.Is(err, broken), "Sync = %d, %v, want %v", n, err, broken)
 			fail(k, nil)
 			if _, err := r.Sync(t.Context(), snapshot()); err != nil {
 				t.Errorf("Sync = %v", err)
@@ -145,9 +142,7 @@ func TestReconcileNodePorts(t *testing.T) {
 	now := snapshot(dns, own)
 	n, err := (&Reconciler{Driver: k}).Reconcile(t.Context(),
 		[]Rule{rule(nodePort, epA), rule(service.Frontend{Port: 30054}, epA)}, now)
-	if n != 1 || err != nil {
-		t.Errorf("Reconcile = %d, %v, want 1", n, err)
-	}
+	kit.Check(t, n == 1 && err == nil, "Reconcile = %d, %v, want 1", n, err)
 	k.expect(elsewhere, elsewhere, notAnswering, loopback, claimed)
 	if want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}; !slices.Equal(want, k.localCalls) {
 		t.Errorf("asked for %v, want %v, each once", k.localCalls, want)
@@ -197,9 +192,7 @@ func TestReconcileReports(t *testing.T) {
 		t.Errorf("Reconcile = %v after %d dumps, want one dump and %v", err, len(k.dumps), errors.ErrUnsupported)
 	}
 	for _, part := range []string{"list IPv4 conntrack entries", "whether 192.0.2.1 is the node's"} {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("Reconcile = %v, which lacks %q", err, part)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), part), "Reconcile = %v, which lacks %q", err, part)
 	}
 }
 

@@ -68,12 +68,8 @@ func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want 
 	var got []string
 	for _, f := range seen.Findings {
 		got = append(got, strings.Join([]string{string(f.Topic), f.Subject, f.Fix}, " | "))
-		if f.What == "" || f.Topic.Why() == "" || f.Fix+f.Advice == "" {
-			t.Errorf("says nothing: %+v", f)
-		}
-		if kit.MayHarm(f.Fix) {
-			t.Errorf("a command that may harm is a fix: %+v", f)
-		}
+		kit.Check(t, f.What != "" && f.Topic.Why() != "" && f.Fix+f.Advice != "", "says nothing: %+v", f)
+		kit.Check(t, !kit.MayHarm(f.Fix), "a command that may harm is a fix: %+v", f)
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -83,7 +79,5 @@ func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want 
 			t.Errorf("%+v does not say %q", seen.Findings, w)
 		}
 	}
-	if len(want) == 0 && seen.Note == "" {
-		t.Error("does not say what it looked at")
-	}
+	kit.Check(t, len(want) != 0 || seen.Note != "", "does not say what it looked at")
 }

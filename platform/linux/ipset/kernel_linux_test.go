@@ -49,9 +49,7 @@ func run(t *testing.T, input, name string, args ...string) string {
 	c := exec.Command(name, args...)
 	c.Stdin = strings.NewReader(input)
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
-	}
+	kit.Need(t, err == nil, "%s %v: %v\n%s", name, args, err, out)
 	return string(out)
 }
 
@@ -309,9 +307,7 @@ func wantAltered(t *testing.T, k *Kernel, want bool) {
 	t.Helper()
 	heads, err := k.Headers()
 	kit.Must(t, err)
-	if len(heads) != 1 || heads[0].Altered != want {
-		t.Errorf("heads %+v, want one, altered %t", heads, want)
-	}
+	kit.Check(t, len(heads) == 1 && heads[0].Altered == want, "heads %+v, want one, altered %t", heads, want)
 }
 
 // TestSetsAsMade checks that a set made by Create is not altered, for any type and
@@ -446,9 +442,7 @@ func TestSetInUse(t *testing.T) {
 		setRule(t, "-A")
 		heads, err := k.Headers()
 		kit.Must(t, err)
-		if len(heads) != 1 || heads[0].References == 0 {
-			t.Errorf("heads of the set = %v, want references", heads)
-		}
+		kit.Check(t, len(heads) == 1 && heads[0].References != 0, "heads of the set = %v, want references", heads)
 		k.destroyTimeout = time.Millisecond
 		wantError(t, k.Destroy("A"), "destroy ipset A: a rule refers to it", nil)
 		wantList(t, k, s)
@@ -473,9 +467,7 @@ func largest() Member {
 func TestBatchSize(t *testing.T) {
 	e := &netlink.Encoder{Buf: make([]byte, batchSize-1)}
 	encodeElement(e, HashIPPortNet, largest())
-	if len(e.Buf) > 32<<10 {
-		t.Errorf("message of %d bytes", len(e.Buf))
-	}
+	kit.Check(t, len(e.Buf) <= 32<<10, "message of %d bytes", len(e.Buf))
 }
 
 // TestCutAnswers checks that a truncated reply is parsed up to its end and no further.

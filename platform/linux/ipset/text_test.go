@@ -34,9 +34,7 @@ func TestNormalize(t *testing.T) {
 		{HashIPPortNet, entry("::1", service.TCP, 80, "::/1"), "::1,tcp:80,::/1"},
 	} {
 		s := Set{Type: tt.typ}
-		if got := s.Text(tt.entry); got != tt.want {
-			t.Errorf("%s of %v = %s, want %s", tt.typ, tt.entry, got, tt.want)
-		}
+		kit.Equal(t, s.Text(tt.entry), tt.want, "%s of %v", tt.typ, tt.entry)
 	}
 }
 

@@ -104,9 +104,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 				t.Fatalf("%s: %v\n%s", args, err, out)
 			}
 			// On a busy machine checksums take long and are made less often.
-			if !poll(func() bool { return touched(t, b) }) {
-				t.Errorf("after %q: not noticed", args)
-			}
+			kit.Check(t, poll(func() bool { return touched(t, b) }), "after %q: not noticed", args)
 			p := apply(t, b, want)
 			if len(p.Outcome().Drift) != 1 || p.Empty() {
 				t.Errorf("after %q: drift %q, want one line", args, p.Outcome().Drift)
@@ -285,9 +283,7 @@ func TestChainsAreListedWhole(t *testing.T) {
 					n++
 				}
 			}
-			if err != nil || n != some {
-				t.Fatalf("try %d: %d chains, %v; want %d", try, n, err, some)
-			}
+			kit.Need(t, err == nil && n == some, "try %d: %d chains, %v; want %d", try, n, err, some)
 		}
 	})
 }
@@ -332,9 +328,7 @@ func TestNoTablesNeedNoRight(t *testing.T) {
 			if backErr := unix.Capset(&none, &rights[0]); backErr != nil {
 				t.Fatal(backErr)
 			}
-			if what != "" || (err != nil) != tables {
-				t.Errorf("with tables %t: Find = %q, %v", tables, what, err)
-			}
+			kit.Check(t, what == "" && (err != nil) == tables, "with tables %t: Find = %q, %v", tables, what, err)
 		}
 	})
 }
@@ -373,9 +367,7 @@ func TestLockThatIsANamedPipe(t *testing.T) {
 	}()
 	select {
 	case ok := <-taken:
-		if !ok {
-			t.Error("the lock is free and was not taken")
-		}
+		kit.Check(t, ok, "the lock is free and was not taken")
 	case <-time.After(10 * time.Second):
 		t.Error("opening the lock waits for somebody to write to a pipe")
 	}
@@ -393,9 +385,7 @@ func TestRuleAheadIsNoticed(t *testing.T) {
 				return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
 			})
 			runCommand(t, b, "-t nat -I PREROUTING 1 "+rule)
-			if !poll(func() bool { return touched(t, b) }) {
-				t.Fatalf("%q is not noticed", rule)
-			}
+			kit.Need(t, poll(func() bool { return touched(t, b) }), "%q is not noticed", rule)
 			if p := apply(t, b, want); len(p.Outcome().Drift) != 1 || !strings.Contains(p.Outcome().Drift[0], "hidden") {
 				t.Errorf("%q: drift %q, want one line", rule, p.Outcome().Drift)
 			}
@@ -425,16 +415,12 @@ func TestDormantTables(t *testing.T) {
 			name := netlink.FamilyName(b.family) + " " + table
 			dormant := "add table " + name + " { flags dormant; }"
 			runNFT(t, dormant)
-			if !poll(func() bool { return touched(t, b) }) {
-				t.Fatalf("%s: not noticed", dormant)
-			}
+			kit.Need(t, poll(func() bool { return touched(t, b) }), "%s: not noticed", dormant)
 			p := apply(t, b, want)
 			if drift := strings.Join(p.Outcome().Drift, "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
 				t.Errorf("%s: drift %q", dormant, drift)
 			}
-			if touched(t, b) {
-				t.Errorf("%s: our own change counts as another one's", dormant)
-			}
+			kit.Check(t, !touched(t, b), "%s: our own change counts as another one's", dormant)
 			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
 				t.Errorf("still dormant:\n%s", text)
 			}
@@ -451,9 +437,7 @@ func TestDormantTables(t *testing.T) {
 func runNFT(t *testing.T, command string) string {
 	t.Helper()
 	out, err := exec.Command("nft", command).CombinedOutput()
-	if err != nil {
-		t.Fatalf("nft %s: %v\n%s", command, err, out)
-	}
+	kit.Need(t, err == nil, "nft %s: %v\n%s", command, err, out)
 	return string(out)
 }
 

@@ -80,9 +80,7 @@ func TestListShares(t *testing.T) {
 			t.Errorf("%d endpoints: %d in the rules, %d rules for a connection", n, len(all), longest)
 		}
 		for to, p := range all {
-			if math.Abs(p*float64(n)-1) > 1e-4 {
-				t.Errorf("%d endpoints: %s has %g of the connections", n, to, p)
-			}
+			kit.Check(t, math.Abs(p*float64(n)-1) <= 1e-4, "%d endpoints: %s has %g of the connections", n, to, p)
 		}
 	}
 }
@@ -152,9 +150,7 @@ func TestTraceList(t *testing.T) {
 		t.Fatalf("%d targets, faults %q, %v", len(w.Targets), w.Faults, err)
 	}
 	lists := slices.DeleteFunc(slices.Clone(w.Hops), func(h explain.Hop) bool { return !strings.HasPrefix(h.Does, "one of ") })
-	if len(lists) != 1 || !strings.HasPrefix(lists[0].Does, "one of 200 endpoints: ") {
-		t.Errorf("hops %+v", w.Hops)
-	}
+	kit.Check(t, len(lists) == 1 && strings.HasPrefix(lists[0].Does, "one of 200 endpoints: "), "hops %+v", w.Hops)
 }
 
 // TestJumpsBehindWhatPasses inserts foreign rules ahead of ours. If one lets all packets
@@ -284,9 +280,7 @@ func TestNodePortsOfKubeProxy(t *testing.T) {
 	} {
 		b := newBackend(service.IPv4, newFake())
 		h := parse("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "+rule+"\nCOMMIT\n", nil)
-		if got := fmt.Sprint(b.nodePortsIn(h)); got != want {
-			t.Errorf("%s: %s, want %s", rule, got, want)
-		}
+		kit.Equal(t, fmt.Sprint(b.nodePortsIn(h)), want, "%s", rule)
 	}
 }
 

@@ -59,9 +59,7 @@ func program(t *testing.T, b *Backend) {
 	if err == nil {
 		err = p.Apply(context.Background()).Err
 	}
-	if err != nil {
-		t.Errorf("program: %v", err)
-	}
+	kit.Check(t, err == nil, "program: %v", err)
 	if p, err := b.Plan(context.Background(), simple(3)); err != nil || !p.Empty() {
 		t.Errorf("once more: %v, still to do:\n%s", err, generate.Text(p))
 	}
@@ -151,13 +149,9 @@ func TestKernelIsLiberal(t *testing.T) {
 			t.Errorf("kernel liberal %t: packets are dropped: %t", k.TCPBeLiberal, drops)
 		}
 		fresh, err := NewWith(service.IPv4, b.options, k).Plan(t.Context(), simple(3))
-		if err != nil || !fresh.Empty() {
-			t.Errorf("a new backend finds to do: %v\n%s", err, fresh)
-		}
+		kit.Check(t, err == nil && fresh.Empty(), "a new backend finds to do: %v\n%s", err, fresh)
 	}
-	if k.Restores != 3 {
-		t.Errorf("%d restores, want one for the start and one for each turn", k.Restores)
-	}
+	kit.Check(t, k.Restores == 3, "%d restores, want one for the start and one for each turn", k.Restores)
 }
 
 // locked is a system whose dormant tables cannot be changed.

@@ -63,9 +63,7 @@ func awaitNotices(t *testing.T) {
 func touched(t *testing.T, b *Backend) bool {
 	t.Helper()
 	yes, err := b.driver.Touched(context.Background())
-	if err != nil {
-		t.Fatalf("Touched: %v", err)
-	}
+	kit.Need(t, err == nil, "Touched: %v", err)
 	return yes
 }
 
@@ -117,15 +115,11 @@ func TestChainsOfOthersAreNotRead(t *testing.T) {
 			"-t filter -N YOURS", "-t filter -A YOURS -j ACCEPT", "-t filter -F YOURS", "-t filter -X YOURS", "-t nat -X MINE",
 		} {
 			runCommand(t, b, args)
-			if touched(t, b) {
-				t.Fatalf("%q had the tables read", args)
-			}
+			kit.Need(t, !touched(t, b), "%q had the tables read", args)
 		}
 		runCommand(t, b, "-t nat -I PREROUTING 1 -p tcp -j ACCEPT")
 		runCommand(t, b, "-t nat -D PREROUTING -j KUBE-SERVICES")
-		if !poll(func() bool { return touched(t, b) }) {
-			t.Error("a lost jump is not noticed")
-		}
+		kit.Check(t, poll(func() bool { return touched(t, b) }), "a lost jump is not noticed")
 	})
 }
 
@@ -149,9 +143,7 @@ func TestLockOfOthers(t *testing.T) {
 		if err := r.Restore(gone, "*nat\nCOMMIT\n"); !errors.Is(err, ErrBusy) {
 			t.Errorf("Restore = %v, want it to be busy", err)
 		}
-		if r.lock.try() {
-			t.Error("the lock of others was free")
-		}
+		kit.Check(t, !r.lock.try(), "the lock of others was free")
 		kit.Must(t, unix.Flock(int(other.Fd()), unix.LOCK_UN))
 		select {
 		case <-r.lock.freed:
@@ -192,9 +184,7 @@ func TestLockSurvives(t *testing.T) {
 	t.Setenv(lockFileEnv, filepath.Join(t.TempDir(), "lock"))
 	awaitNotices(t)
 	l := newLock("iptables-legacy-restore")
-	if l == nil {
-		t.Fatal("the command takes a lock that nobody can keep from it")
-	}
+	kit.Need(t, l != nil, "the command takes a lock that nobody can keep from it")
 	defer l.close()
 	for range 3 {
 		kit.Must(t, l.hold(context.Background(), waitTimeout))
@@ -219,9 +209,7 @@ func TestRefusedServiceIsFound(t *testing.T) {
 		p, err := b.Plan(context.Background(), want)
 		kit.Must(t, err)
 		failed := reconcile.PortErrors(p.Apply(context.Background()).Err)
-		if len(failed) != 1 || failed[0].Name.Name != "web-007" {
-			t.Errorf("failed: %v, want web-007 alone", failed)
-		}
+		kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-007", "failed: %v, want web-007 alone", failed)
 		text, err := b.driver.Save(context.Background())
 		if n := strings.Count(text, "shop/web-"); err != nil || n != 2*19 {
 			t.Errorf("%d entries in force, want 38, %v", n, err)
@@ -274,9 +262,7 @@ func TestReadsAreOftenEnough(t *testing.T) {
 	const promise = 5*time.Second - 2*watchEvery
 	for _, cost := range []time.Duration{0, 7 * time.Millisecond, 90 * time.Millisecond, time.Second} {
 		s := &legacyMonitor{readCost: cost, readAt: time.Now().Add(-promise - time.Millisecond)}
-		if !s.due() {
-			t.Errorf("a look that costs %s is not due after %s", cost, promise)
-		}
+		kit.Check(t, s.due(), "a look that costs %s is not due after %s", cost, promise)
 		if s.readAt = time.Now(); s.due() {
 			t.Errorf("a look that costs %s is due again at once", cost)
 		}
@@ -296,13 +282,9 @@ func TestEditRightAfterOurs(t *testing.T) {
 		apply(t, b, want)
 		apply(t, b, simple(4))
 		runCommand(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark 0x20/0x20", lockFileEnv+"=/dev/null")
-		if !poll(func() bool { return touched(t, b) || s.sumValid }) {
-			t.Fatal("nobody looks")
-		}
+		kit.Need(t, poll(func() bool { return touched(t, b) || s.sumValid }), "nobody looks")
 		s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second)
-		if !touched(t, b) {
-			t.Fatalf("not noticed after %s", uncertainSaveInterval)
-		}
+		kit.Need(t, touched(t, b), "not noticed after %s", uncertainSaveInterval)
 		if p := apply(t, b, want); len(p.Outcome().Drift) != 1 {
 			t.Errorf("drift %q, want one line", p.Outcome().Drift)
 		}

@@ -38,9 +38,7 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	}
 	saves := k.Saves
 	apply(t, b, simple(51))
-	if k.Saves != saves {
-		t.Error("the tables were read though nobody touched them")
-	}
+	kit.Check(t, k.Saves == saves, "the tables were read though nobody touched them")
 }
 
 // TestCostFollowsChange shows what small changes write.
@@ -111,9 +109,7 @@ func TestTreesReachEveryEntry(t *testing.T) {
 			longest = max(longest, len(rules))
 		}
 	}
-	if longest > 1<<branchBits*inlineSize+2 {
-		t.Errorf("a chain of a tree has %d rules", longest)
-	}
+	kit.Check(t, longest <= 1<<branchBits*inlineSize+2, "a chain of a tree has %d rules", longest)
 	for _, p := range ports {
 		for _, near := range []uint16{0, 1} {
 			dialed(t, k, want, p.Name.Protocol, netip.AddrPortFrom(p.Frontends[0].Addr, 80+near))
@@ -167,9 +163,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 		"altered: rules of chain KUBE-MARK-MASQ of table nat", "altered: rules of chain KUBE-FORWARD of table filter",
 		"foreign: chain KUBE-SVC-STRAY of table nat", `missing: rule "-j KUBE-SERVICES" of chain OUTPUT of table nat`,
 	} {
-		if !strings.Contains(reported, s) {
-			t.Errorf("drift lacks %q:\n%s", s, reported)
-		}
+		kit.Check(t, strings.Contains(reported, s), "drift lacks %q:\n%s", s, reported)
 	}
 	kit.Same(t, "after the repair (-before +after)", good, k.Text())
 }
@@ -282,9 +276,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	p := apply(t, newBackend(service.IPv4, k), simple(1))
 	text := k.Text()
 	for _, gone := range []string{"KUBE-SEP-", "KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-EXTERNAL-SERVICES", "10.96.0.1/32"} {
-		if strings.Contains(text, gone) {
-			t.Errorf("%s is left:\n%s", gone, text)
-		}
+		kit.Check(t, !strings.Contains(text, gone), "%s is left:\n%s", gone, text)
 	}
 	if n := strings.Count(text, "-A PREROUTING"); n != 1 {
 		t.Errorf("%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
@@ -390,9 +382,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 		return nil
 	}
 	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(t, err == nil, "Plan: %v", err)
 	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
@@ -401,9 +391,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	if got := strings.Count(k.Text(), "shop/web-"); got != 198 {
 		t.Errorf("%d entries programmed, want 198", got)
 	}
-	if k.Restores > 30 {
-		t.Errorf("%d restores, want about two per halving", k.Restores)
-	}
+	kit.Check(t, k.Restores <= 30, "%d restores, want about two per halving", k.Restores)
 	k.Refuse = nil
 	apply(t, b, want)
 	if got := strings.Count(k.Text(), "shop/web-"); got != 200 {
@@ -459,9 +447,7 @@ func TestPieces(t *testing.T) {
 		ports = append(ports, servicePort(i))
 	}
 	apply(t, b, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
-	if k.Restores < 5 {
-		t.Fatalf("%d texts, want many", k.Restores)
-	}
+	kit.Need(t, k.Restores >= 5, "%d texts, want many", k.Restores)
 	for i, text := range k.Texts[:len(k.Texts)-1] {
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "-I ") || strings.HasPrefix(line, "-X ") {

@@ -42,9 +42,7 @@ func TestKernelDrains(t *testing.T) {
 			first := snapshot(full)
 			apply(t, b, first)
 			c, err := net.Dial("tcp", netip.AddrPortFrom(full.Frontends[0].Addr, 80).String())
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			kit.Need(t, err == nil, "%s: %v", name, err)
 			wantEcho(t, c)
 			none := first.With(2, first.Node, []service.Change{{Old: full, New: web(0, 0, service.TCP)}})
 			apply(t, b, none)
@@ -84,9 +82,7 @@ func wantEcho(t *testing.T, c net.Conn) {
 	if err == nil {
 		_, err = bufio.NewReader(c).ReadString('\n')
 	}
-	if err != nil {
-		t.Errorf("the connection does not go on: %v", err)
-	}
+	kit.Check(t, err == nil, "the connection does not go on: %v", err)
 }
 
 // flow is a UDP client and the server that receives its datagrams.
@@ -189,9 +185,7 @@ func wantNoLeftovers(t *testing.T, b *Backend) {
 	}
 	_, err := b.driver.(*kernel).links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
-	if !errors.As(err, &none) {
-		t.Errorf("interface %s: %v; want none", Device, err)
-	}
+	kit.Check(t, errors.As(err, &none), "interface %s: %v; want none", Device, err)
 }
 
 // flowsTo counts the conntrack entries to an address.
@@ -203,9 +197,7 @@ func flowsTo(t *testing.T, to netip.AddrPort) int {
 			n++
 		}
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 	return n
 }
 

@@ -199,9 +199,7 @@ func wantMasqueraded(t *testing.T, k *fake, proto service.Protocol) {
 			t.Errorf("from %s: %+v, want an endpoint", from.From, got)
 		}
 		for _, a := range got.Targets {
-			if !got.Masq[a] {
-				t.Errorf("from %s: the answer of %s does not come through this node", from.From, a)
-			}
+			kit.Check(t, got.Masq[a], "from %s: the answer of %s does not come through this node", from.From, a)
 		}
 	}
 }
@@ -293,19 +291,13 @@ func TestPendingNodePorts(t *testing.T) {
 	answers := func() bool { return k.servers[addressAt(a, 30080, service.TCP)] != nil }
 	pending := &service.Node{NodePortsPending: [2]bool{true, true}}
 	apply(t, newBackend(service.IPv4, k, Options{}), service.New(1, pending, ports))
-	if answers() {
-		t.Fatal("an unknown node answers NodePorts")
-	}
+	kit.Need(t, !answers(), "an unknown node answers NodePorts")
 	known := &service.Node{Addrs: []netip.Addr{a}, NodePorts: []netip.Prefix{netip.PrefixFrom(a, 32)}}
 	apply(t, newBackend(service.IPv4, k, Options{}), service.New(1, known, ports))
 	b := newBackend(service.IPv4, k, Options{})
 	s := service.New(2, pending, ports)
 	apply(t, b, s)
-	if !answers() {
-		t.Fatal("NodePorts are closed before the node is known")
-	}
+	kit.Need(t, answers(), "NodePorts are closed before the node is known")
 	apply(t, b, service.New(3, &service.Node{}, ports))
-	if answers() {
-		t.Error("the node is known and has no address, and NodePorts are answered")
-	}
+	kit.Check(t, !answers(), "the node is known and has no address, and NodePorts are answered")
 }

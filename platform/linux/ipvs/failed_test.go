@@ -56,9 +56,7 @@ func TestFailureCostsItsOwnPort(t *testing.T) {
 		t.Errorf("%d listings, and then there is %+v", k.reads-reads, k.servers[first])
 	}
 	apply(t, b, s)
-	if k.serverReads != asked+4 {
-		t.Errorf("%d questions about what is right", k.serverReads-asked-4)
-	}
+	kit.Check(t, k.serverReads == asked+4, "%d questions about what is right", k.serverReads-asked-4)
 }
 
 // TestChangesAfterRefusals runs syncs that are refused at random. A sync without
@@ -185,9 +183,7 @@ func TestAddressOfFailedPortMoves(t *testing.T) {
 	wantLines(t, p,
 		"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most",
 		"+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "+ address 10.96.0.0, reached from 192.0.2.1")
-	if k.reads != reads {
-		t.Errorf("%d listings", k.reads-reads)
-	}
+	kit.Check(t, k.reads == reads, "%d listings", k.reads-reads)
 	wantSameServing(t, b, k, s)
 }
 

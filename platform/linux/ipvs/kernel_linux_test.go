@@ -292,9 +292,7 @@ func TestKernelModuleReloaded(t *testing.T) {
 			}
 			// ENOENT with another cause is returned unchanged.
 			err := k.requests.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
-			if !errors.Is(err, unix.ENOENT) {
-				t.Errorf("%s: %v for a scheduler that the kernel has not", f, err)
-			}
+			kit.Check(t, errors.Is(err, unix.ENOENT), "%s: %v for a scheduler that the kernel has not", f, err)
 			_ = b.Close()
 		}
 	})
@@ -336,9 +334,7 @@ func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 			t.Errorf("the library hears of %+v, and we of %v", x, sortedKeys(s.servers))
 		}
 	}
-	if len(s.servers) == 0 {
-		t.Error("there is no virtual server")
-	}
+	kit.Check(t, len(s.servers) != 0, "there is no virtual server")
 }
 
 // FuzzAnswers checks that truncated or empty replies do no harm.
@@ -427,9 +423,7 @@ func wantApplied(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 			dests++
 		}
 	}
-	if len(s.servers) != servers || dests == 0 {
-		t.Errorf("%d virtual servers, want %d", len(s.servers), servers)
-	}
+	kit.Check(t, len(s.servers) == servers && dests != 0, "%d virtual servers, want %d", len(s.servers), servers)
 }
 
 // BenchmarkChange makes and deletes a virtual server with one destination, by our own

@@ -204,9 +204,7 @@ func TestSharedMark(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := Options{MasqueradeBit: tt.bit}.sharedMark(tt.family, tt.rules)
-			if (got == "") != (tt.want == "") || !strings.Contains(got, tt.want) {
-				t.Errorf("%q, want %q", got, tt.want)
-			}
+			kit.Check(t, (got == "") == (tt.want == "") && strings.Contains(got, tt.want), "%q, want %q", got, tt.want)
 		})
 	}
 }
@@ -224,16 +222,12 @@ func TestSharedMarkIsShown(t *testing.T) {
 		k.marks, k.marksErr = rules, err
 		k.clock = k.clock.Add(b.options.SyncPeriod)
 		apply(t, b, s)
-		if strings.Contains(shown, "0xca6c") != want || !want && shown != "" {
-			t.Errorf("shown is %q", shown)
-		}
+		kit.Check(t, strings.Contains(shown, "0xca6c") == want && (want || shown == ""), "shown is %q", shown)
 		if err != nil {
 			return
 		}
 		w, err := b.Trace(t.Context(), s, route.Conn{To: netip.MustParseAddrPort("192.0.2.99:51820"), Protocol: service.UDP, From: generate.NodeAddr[0]}, generate.IsNodeLocal)
-		if err != nil || (len(w.Notes) == 1) != want {
-			t.Errorf("explain notes %v, %v", w, err)
-		}
+		kit.Check(t, err == nil && (len(w.Notes) == 1) == want, "explain notes %v, %v", w, err)
 	}
 	rules := []markRule{{32764, true, 0xca6c, math.MaxUint32, 51820}}
 	step(false, nil, nil)
@@ -242,9 +236,7 @@ func TestSharedMarkIsShown(t *testing.T) {
 	step(false, nil, nil)
 	k.marks = rules
 	w, err := b.Trace(t.Context(), s, route.Conn{To: netip.AddrPortFrom(first.Addr, first.Port), Protocol: service.TCP, From: generate.NodeAddr[0]}, generate.IsNodeLocal)
-	if err != nil || len(w.Notes) > 0 {
-		t.Errorf("explain of a Service notes %v, %v", w, err)
-	}
+	kit.Check(t, err == nil && len(w.Notes) == 0, "explain of a Service notes %v, %v", w, err)
 }
 
 // TestReadOnce has many questions about one snapshot. The node is read once, and each answer has what
@@ -274,7 +266,5 @@ func TestReadOnce(t *testing.T) {
 	ask(once, second)
 	s = snapshot(first, second)
 	ask(once, second)
-	if k.reads != 1 {
-		t.Errorf("%d reads for a question of each of two snapshots, want 1 of the new one", k.reads)
-	}
+	kit.Check(t, k.reads == 1, "%d reads for a question of each of two snapshots, want 1 of the new one", k.reads)
 }

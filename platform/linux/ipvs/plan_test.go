@@ -262,9 +262,7 @@ func TestNoAddressWithoutRules(t *testing.T) {
 	if err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()).Err; !errors.Is(err, errInjected) {
 		t.Errorf("Apply = %v", err)
 	}
-	if len(k.routes) > 0 {
-		t.Errorf("addresses without rules: %v", k.routes)
-	}
+	kit.Check(t, len(k.routes) == 0, "addresses without rules: %v", k.routes)
 }
 
 // TestOneBadPort checks that a Service that cannot be programmed does not hold back the
@@ -282,9 +280,7 @@ func TestOneBadPort(t *testing.T) {
 	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" || !strings.Contains(err.Error(), "virtual server 10.96.0.1:80") {
 		t.Errorf("Apply = %v, want one failure of web-1", err)
 	}
-	if len(k.servers) != 2 {
-		t.Errorf("%d virtual servers, want 2", len(k.servers))
-	}
+	kit.Check(t, len(k.servers) == 2, "%d virtual servers, want 2", len(k.servers))
 }
 
 // TestChangeAsksNothing checks that the cost of a change depends only on the change.
@@ -440,9 +436,7 @@ func TestDrainingEndpointRemovedExternally(t *testing.T) {
 		delete(k.servers[first].dests, two.Cluster[1].Addr)
 		k.clock = k.clock.Add(after)
 		s, _ = applyChanges(t, b, s)
-		if b.draining.Load() {
-			t.Errorf("after %s these drain: %v", after, b.drainingDests)
-		}
+		kit.Check(t, !b.draining.Load(), "after %s these drain: %v", after, b.drainingDests)
 		_, p := applyChanges(t, b, s, service.Change{Old: one, New: two})
 		wantLines(t, p, "+ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
 	}

@@ -114,9 +114,7 @@ func onLoopback(t *testing.T, do func(netlink.Link, *netlink.Addr) error, a neti
 	if err == nil {
 		err = do(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD})
 	}
-	if err != nil {
-		t.Fatalf("address %s: %v", a, err)
-	}
+	kit.Need(t, err == nil, "address %s: %v", a, err)
 }
 
 // TestKernelAddressesComeAndGo has an address that is a Service's and the node's own at

@@ -26,9 +26,7 @@ import (
 func (n *rulesNode) comment(t *testing.T, set string) string {
 	t.Helper()
 	h := n.sets.ByName[setName(service.IPv4, set)]
-	if len(h.Members) != 1 {
-		t.Fatalf("%s has the elements %v, want one", set, h.Members)
-	}
+	kit.Need(t, len(h.Members) == 1, "%s has the elements %v, want one", set, h.Members)
 	for _, comment := range h.Members {
 		return comment
 	}
@@ -69,9 +67,7 @@ func TestCommentFollowsAddress(t *testing.T) {
 			if drift := applyRules(t, b, x.next).Outcome().Drift; len(drift) > 0 {
 				t.Errorf("%s, restart %t: drift that nobody made: %q", name, restart, drift)
 			}
-			if got := n.comment(t, x.set); got != x.want {
-				t.Errorf("%s, restart %t: the comment is %q, want %q", name, restart, got, x.want)
-			}
+			kit.Equal(t, n.comment(t, x.set), x.want, "%s, restart %t: the comment", name, restart)
 			if p := generate.Plan(t, b, x.next); !p.Empty() {
 				t.Errorf("%s, restart %t: still to do:\n%s", name, restart, p.Changes())
 			}
@@ -93,9 +89,7 @@ func TestForeignCommentIsDrift(t *testing.T) {
 	if drift := applyRules(t, b, s).Outcome().Drift; len(drift) != 1 || drift[0] != "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL" {
 		t.Errorf("the drift is %q", drift)
 	}
-	if got := n.comment(t, externalSet); got != "shop/web-1" {
-		t.Errorf("the comment is %q", got)
-	}
+	kit.Equal(t, n.comment(t, externalSet), "shop/web-1", "the comment")
 }
 
 // TestChangeCostsWhatItChanges counts the requests for a change of one Service among
@@ -130,9 +124,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 		restores := n.tables.Restores
 		clear(n.sets.Steps)
 		applyRules(t, b, s)
-		if n.sets.Steps["heads"] > 0 && x.steps == nil {
-			t.Errorf("%s: all sets of the node were asked for", x.name)
-		}
+		kit.Check(t, n.sets.Steps["heads"] <= 0 || x.steps != nil, "%s: all sets of the node were asked for", x.name)
 		delete(n.sets.Steps, "heads") // its cost depends on the number of sets
 		if steps == nil {
 			steps = map[string]int{}

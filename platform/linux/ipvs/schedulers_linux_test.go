@@ -139,9 +139,7 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 			t.Errorf("%d virtual servers are left, %v, want one", len(all), err)
 		}
 		dests, err := h.GetDestinations(other)
-		if err != nil || len(dests) != 1 || dests[0].Weight != 7 {
-			t.Errorf("its destinations are %v, %v", dests, err)
-		}
+		kit.Check(t, err == nil && len(dests) == 1 && dests[0].Weight == 7, "its destinations are %v, %v", dests, err)
 		if what, err := (Leftovers{Family: service.IPv4}).Find(context.Background()); what != "" || err != nil {
 			t.Errorf("after a cleanup there is %q, %v", what, err)
 		}
@@ -179,9 +177,7 @@ func TestFamiliesAtOnce(t *testing.T) {
 					if err == nil && !round.Empty() {
 						err = round.Apply(t.Context()).Err
 					}
-					if err != nil {
-						t.Errorf("round %d: %v", n, err)
-					}
+					kit.Check(t, err == nil, "round %d: %v", n, err)
 				}
 			})
 		}

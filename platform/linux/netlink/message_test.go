@@ -8,8 +8,6 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/test/kit"
 )
 
@@ -56,18 +54,14 @@ func TestWhatIsEncodedIsRead(t *testing.T) {
 	}
 	nested := maps.Collect(Attributes(Attribute(attrs, 1)))
 	want := map[uint16][]byte{2: []byte("name\x00"), 3: {1, 2, 3}, 4: {5}}
-	if d := cmp.Diff(want, nested); d != "" {
-		t.Errorf("nested attributes (-want +got):\n%s", d)
-	}
+	kit.Same(t, "nested attributes (-want +got)", want, nested)
 	want = map[uint16][]byte{
 		5: {1, 2}, 6: {1, 2, 3, 4}, 7: {1, 2, 3, 4, 5, 6, 7, 8},
 		8: binary.NativeEndian.AppendUint16(nil, 0x0102), 9: binary.NativeEndian.AppendUint32(nil, 0x01020304),
 	}
 	got := maps.Collect(Attributes(attrs))
 	delete(got, 1)
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("attributes (-want +got):\n%s", d)
-	}
+	kit.Same(t, "attributes (-want +got)", want, got)
 	if s, n := Text(nested[2]), Uint32(got[6]); s != "name" || n != 0x01020304 || Uint32(got[5]) != 0 || Uint16(got[5]) != 0x0102 ||
 		Native16(got[8]) != 0x0102 || Native32(got[9]) != 0x01020304 || Uint16(nil)+Native16(nil) != 0 || Native32(nil) != 0 || Native64(nil) != 0 || Native64(got[7]) != binary.NativeEndian.Uint64(got[7]) || Attribute(attrs, 99) != nil {
 		t.Errorf("values %q, %#x", s, n)
@@ -78,14 +72,10 @@ func TestTruncated(t *testing.T) {
 	b := encoded().Buf
 	for n := range len(b) {
 		for m, err := range Messages(b[:n]) {
-			if err == nil && len(m.Body) > n {
-				t.Errorf("of %d bytes: %v", n, m)
-			}
+			kit.Check(t, err != nil || len(m.Body) <= n, "of %d bytes: %v", n, m)
 		}
 		for _, v := range Attributes(b[20 : 20+min(n, len(b)-20)]) {
-			if len(v) > n {
-				t.Errorf("an attribute of %d bytes in %d", len(v), n)
-			}
+			kit.Check(t, len(v) <= n, "an attribute of %d bytes in %d", len(v), n)
 		}
 	}
 	for _, size := range []uint32{0, 15, 17} {
@@ -95,9 +85,7 @@ func TestTruncated(t *testing.T) {
 		for _, err := range Messages(bad) {
 			failed = failed || err != nil
 		}
-		if !failed {
-			t.Errorf("no error for a message of %d bytes in 16", size)
-		}
+		kit.Check(t, failed, "no error for a message of %d bytes in 16", size)
 	}
 	if family, attrs := (Message{Body: []byte{2, 0, 0}}).Netfilter(); family != 0 || attrs != nil {
 		t.Errorf("a short header of netfilter has family %d and %x", family, attrs)

@@ -56,9 +56,7 @@ func TestChains(t *testing.T) {
 func listed(t *testing.T, s *Socket, family uint8) []string {
 	t.Helper()
 	all, err := Chains(t.Context(), s, family)
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 	var lines []string
 	for _, c := range all {
 		line := fmt.Sprintf("%s %s %s", FamilyNames[c.Family], c.Table, c.Name)

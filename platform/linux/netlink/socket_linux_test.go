@@ -57,9 +57,7 @@ func tables(t *testing.T, s *Socket) []string {
 		names = append(names, Text(Attribute(attrs, unix.NFTA_TABLE_NAME)))
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	kit.Check(t, err == nil, "%v", err)
 	return names
 }
 
@@ -84,9 +82,7 @@ func TestTransactionAndQuery(t *testing.T) {
 			t.Errorf("after an abandoned request: %v", err)
 		}
 		kit.Must(t, s.Send(tablesRequest().Buf))
-		if got := strings.Join(tables(t, s), " "); got != "one two three" {
-			t.Errorf("tables after an abandoned request: %q", got)
-		}
+		kit.Equal(t, strings.Join(tables(t, s), " "), "one two three", "tables after an abandoned request")
 	})
 }
 
@@ -161,9 +157,7 @@ func TestErr(t *testing.T) {
 			if err := c.m.Err(); err != nil {
 				got = err.Error()
 			}
-			if got != c.want {
-				t.Errorf("Err = %q, want %q", got, c.want)
-			}
+			kit.Check(t, got == c.want, "Err = %q, want %q", got, c.want)
 		})
 	}
 	long := Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS, Body: join(code, []byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 12))}

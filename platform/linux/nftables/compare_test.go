@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // adopt lets a new backend take over what k holds. It applies and returns its plan.
@@ -189,18 +190,14 @@ func TestObservedElements(t *testing.T) {
 		"with expression": {in: hairpin, key: []byte("key"), expressions: true},
 	} {
 		s := newObservedSet(setSpec{})
-		if !s.put(e) || s.put(e) {
-			t.Errorf("%s: put does not say what is new", name)
-		}
+		kit.Check(t, s.put(e) && !s.put(e), "%s: put does not say what is new", name)
 		got, found := s.get(elementKey(e))
 		got.in = e.in
 		if !found || got.compare(e) != 0 || !got.same(e) || got.catchAll != e.catchAll || !s.elements[elementKey(e)].same(e) {
 			t.Errorf("%s: %+v is kept as %+v", name, e, got)
 		}
 		e.comment += "x"
-		if s.elements[elementKey(e)].same(e) {
-			t.Errorf("%s: another comment is the same", name)
-		}
+		kit.Check(t, !s.elements[elementKey(e)].same(e), "%s: another comment is the same", name)
 	}
 	if _, found := newObservedSet(setSpec{}).get("key"); found {
 		t.Error("an empty set has an element")
@@ -245,11 +242,7 @@ func TestChangedElements(t *testing.T) {
 			sameRouted++
 		}
 		got, want := portOps(from, to, Options{}), appendAffinityChanges(appendElements(nil, from.elements(), to.elements()), from.port, to.port, Options{})
-		if !reflect.DeepEqual(got, want) {
-			t.Fatalf("from %+v to %+v:\n%v, want\n%v", from.port, to.port, got, want)
-		}
+		kit.Need(t, reflect.DeepEqual(got, want), "from %+v to %+v:\n%v, want\n%v", from.port, to.port, got, want)
 	}
-	if sameRouted < 1000 {
-		t.Errorf("only %d pairs have the same routes", sameRouted)
-	}
+	kit.Check(t, sameRouted >= 1000, "only %d pairs have the same routes", sameRouted)
 }

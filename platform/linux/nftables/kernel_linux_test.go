@@ -53,9 +53,7 @@ func runNft(t testing.TB, input string, args ...string) string {
 	c := exec.Command("nft", args...)
 	c.Stdin = bytes.NewBufferString(input)
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("nft %v: %v\n%s\n%s", args, err, out, input)
-	}
+	kit.Need(t, err == nil, "nft %v: %v\n%s\n%s", args, err, out, input)
 	return string(out)
 }
 
@@ -214,13 +212,9 @@ func TestTouchedWhenMessagesAreLost(t *testing.T) {
 		for range 20 {
 			runNft(t, strings.Repeat("add table ip x\ndelete table ip x\n", 100), "-f", "-")
 		}
-		if !wasTouched(t, b) {
-			t.Error("not touched, though messages were lost")
-		}
+		kit.Check(t, wasTouched(t, b), "not touched, though messages were lost")
 		apply(t, b, simple(1))
-		if wasTouched(t, b) {
-			t.Error("still touched after a look at the table")
-		}
+		kit.Check(t, !wasTouched(t, b), "still touched after a look at the table")
 	})
 }
 
@@ -273,9 +267,7 @@ func wantNames(t *testing.T, how string) {
 	listing := runNft(t, "", "list", "table", "ip", TableName)
 	for _, p := range unusualPorts() {
 		for _, n := range affinityNames(p) {
-			if !strings.Contains(listing, " "+n+" {\n") {
-				t.Errorf("%s: the listing lacks %q", how, n)
-			}
+			kit.Check(t, strings.Contains(listing, " "+n+" {\n"), "%s: the listing lacks %q", how, n)
 		}
 		if c := `comment "` + comment(p.Name) + `" :`; !strings.Contains(listing, c) {
 			t.Errorf("%s: the listing lacks %s", how, c)
@@ -326,9 +318,7 @@ func examples(readme string) []example {
 func TestReadme(t *testing.T) {
 	text := kit.ReadFile(t, "README.md")
 	list, want := examples(string(text)), shop(t)
-	if len(list) < 10 {
-		t.Fatalf("%d examples found, want at least 10", len(list))
-	}
+	kit.Need(t, len(list) >= 10, "%d examples found, want at least 10", len(list))
 	inNamespace(t, func() {
 		for _, f := range service.Families {
 			b := newKernel(t, f)
@@ -464,9 +454,7 @@ func TestKernelHoldsExpressions(t *testing.T) {
 				for i := range wanted {
 					wanted[i].Text = c.rules[i].fingerprint(f)
 				}
-				if diff := cmp.Diff(spelled(wanted), spelled(has)); diff != "" {
-					t.Errorf("%s: chain %s (-encoded +kernel):\n%s", f, name, diff)
-				}
+				kit.Same(t, fmt.Sprintf("%s: chain %s (-encoded +kernel)", f, name), spelled(wanted), spelled(has))
 			}
 		}
 	})

@@ -70,9 +70,7 @@ func TestApplyGivesUp(t *testing.T) {
 	if n := len(reconcile.PortErrors(err)); n != maxFailures {
 		t.Errorf("%d ports are named, want %d", n, maxFailures)
 	}
-	if asked > 3*maxFailures {
-		t.Errorf("the kernel was asked %d times", asked)
-	}
+	kit.Check(t, asked <= 3*maxFailures, "the kernel was asked %d times", asked)
 }
 
 // A failure of a prerequisite unit ends Apply and names no Port.
@@ -104,9 +102,7 @@ func TestApplyStops(t *testing.T) {
 func planNow(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 	t.Helper()
 	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(t, err == nil, "Plan: %v", err)
 	return p
 }
 
@@ -126,9 +122,7 @@ func TestApplyCutsLargeChanges(t *testing.T) {
 			t.Errorf("transactions of %v operations, want some of about %d", sizes, chunk)
 		}
 	}
-	if n := len(b.have.shared); n != 0 {
-		t.Errorf("%d shared elements are remembered of nothing", n)
-	}
+	kit.Check(t, len(b.have.shared) == 0, "%d shared elements are remembered of nothing", len(b.have.shared))
 }
 
 // servicesWith returns n Services with ends endpoints each. Both are at most 255.
@@ -251,9 +245,7 @@ func TestPlanAfterAFailedRead(t *testing.T) {
 	}
 	u.readErr = nil
 	apply(t, b, want)
-	if len(u.table.chains[dispatchChain].rules) == 0 {
-		t.Error("the chain was not repaired")
-	}
+	kit.Check(t, len(u.table.chains[dispatchChain].rules) != 0, "the chain was not repaired")
 }
 
 func TestPlanErrorNamesTable(t *testing.T) {
@@ -288,9 +280,7 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("Cleanup = %v, table %v", err, u.table)
 	}
 	apply(t, b, simple(1))
-	if u.table == nil {
-		t.Error("nothing was programmed after a cleanup")
-	}
+	kit.Check(t, u.table != nil, "nothing was programmed after a cleanup")
 }
 
 // A client that cannot be deleted is an error of its Port, and the next sync retries.
@@ -306,18 +296,14 @@ func TestPruneClientsFails(t *testing.T) {
 
 	u.pruneErr = errInjected
 	plan, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(t, err == nil, "Plan: %v", err)
 	failed := reconcile.PortErrors(plan.Apply(context.Background()).Err)
 	if len(failed) != 1 || failed[0].Name.Name != "cart" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply failed for %v, want cart", failed)
 	}
 	u.pruneErr = nil
 	apply(t, b, want)
-	if len(u.table.sets[clients.name].elements) != 0 {
-		t.Error("the client is still remembered")
-	}
+	kit.Check(t, len(u.table.sets[clients.name].elements) == 0, "the client is still remembered")
 }
 
 // sticky returns a Port with session affinity and endpoints at two ports. ends are the
@@ -409,9 +395,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 		return nil
 	}
 	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(t, err == nil, "Plan: %v", err)
 	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
@@ -420,9 +404,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	if got := len(k.table.sets["services"].elements); got != 99 {
 		t.Errorf("%d Services programmed, want 99", got)
 	}
-	if k.commits > 30 {
-		t.Errorf("%d transactions, want about two per halving", k.commits)
-	}
+	kit.Check(t, k.commits <= 30, "%d transactions, want about two per halving", k.commits)
 	k.refuse = nil
 	apply(t, b, want)
 	if got := len(k.table.sets["services"].elements); got != 100 {
@@ -464,18 +446,12 @@ func TestCostFollowsChange(t *testing.T) {
 			reads := k.reads
 			next := s.With(3, s.Node, []service.Change{{Old: from, New: with(tt.to...)}})
 			p, err := be.Plan(context.Background(), next)
-			if err != nil {
-				t.Fatalf("Plan: %v", err)
-			}
-			if got := summary(p.Changes().String()); got != tt.want {
-				t.Errorf("plan = %q, want %q", got, tt.want)
-			}
+			kit.Need(t, err == nil, "Plan: %v", err)
+			kit.Equal(t, summary(p.Changes().String()), tt.want, "plan")
 			if err := p.Apply(context.Background()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
-			if k.reads != reads {
-				t.Errorf("the table was read for a small change")
-			}
+			kit.Check(t, k.reads == reads, "the table was read for a small change")
 		})
 	}
 }
@@ -611,9 +587,7 @@ func TestKernelIsLiberal(t *testing.T) {
 			t.Errorf("round %d: a new backend finds to do:\n%s", i, plan)
 		}
 	}
-	if k.reads != 1+4 {
-		t.Errorf("the table was read %d times by the same backend, want once", k.reads-4)
-	}
+	kit.Check(t, k.reads == 1+4, "the table was read %d times by the same backend, want once", k.reads-4)
 }
 
 func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {

@@ -95,9 +95,7 @@ func wantChangesPlanned(t *testing.T, want *service.Snapshot) {
 	t.Helper()
 	b := newKernel(t, service.IPv4)
 	defer b.driver.(*kernel).close()
-	if planOrError(t, b, want).Empty() {
-		t.Error("a new backend finds nothing to do")
-	}
+	kit.Check(t, !planOrError(t, b, want).Empty(), "a new backend finds nothing to do")
 }
 
 // wantConverged checks that neither b nor a backend that reads everything finds something
@@ -330,17 +328,11 @@ func TestTouched(t *testing.T) {
 				defer b.driver.(*kernel).close()
 				apply(t, b, simple(2))
 				apply(t, b, simple(3)) // our own changes
-				if wasTouched(t, b) {
-					t.Error("touched by ourselves")
-				}
+				kit.Check(t, !wasTouched(t, b), "touched by ourselves")
 				runNft(t, tt.script, "-f", "-")
-				if got := wasTouched(t, b); got != tt.touches {
-					t.Errorf("touched = %v, want %v", got, tt.touches)
-				}
+				kit.Equal(t, wasTouched(t, b), tt.touches, "touched")
 				apply(t, b, simple(3))
-				if wasTouched(t, b) {
-					t.Error("still touched after the repair")
-				}
+				kit.Check(t, !wasTouched(t, b), "still touched after the repair")
 			})
 		})
 	}
@@ -349,9 +341,7 @@ func TestTouched(t *testing.T) {
 func wasTouched(t *testing.T, b *Backend) bool {
 	t.Helper()
 	touched, err := b.driver.Touched(context.Background())
-	if err != nil {
-		t.Errorf("Touched: %v", err)
-	}
+	kit.Check(t, err == nil, "Touched: %v", err)
 	return touched
 }
 
@@ -365,9 +355,7 @@ func whileWatching(t *testing.T, b *Backend, body func(calls <-chan struct{})) {
 	cancel()
 	select {
 	case err := <-done:
-		if err != nil {
-			t.Errorf("Watch = %v, want nil", err)
-		}
+		kit.Check(t, err == nil, "Watch = %v, want nil", err)
 	case <-time.After(time.Minute):
 		t.Error("Watch goes on after its context ended")
 	}
@@ -411,9 +399,7 @@ func TestWatchIsQuiet(t *testing.T) {
 				runNft(t, "", "delete", "table", "ip", "other")
 			}
 			wasTouched(t, b) // reads all notifications
-			if n := len(calls); n != 0 {
-				t.Errorf("reported %d times", n)
-			}
+			kit.Check(t, len(calls) == 0, "reported %d times", len(calls))
 		})
 	})
 }
@@ -473,9 +459,7 @@ func TestLeftoverTables(t *testing.T) {
 				wantFound(t, r, "")
 			}
 		}
-		if got := strings.ReplaceAll(runNft(t, "", "list", "ruleset"), "\n\n", "\n"); got != others {
-			t.Errorf("what is left: %s, want %s", got, others)
-		}
+		kit.Equal(t, strings.ReplaceAll(runNft(t, "", "list", "ruleset"), "\n\n", "\n"), others, "what is left")
 	})
 }
 

@@ -26,9 +26,7 @@ func TestClassOf(t *testing.T) {
 		1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 32,
 		1000: 1024, 1024: 1024, 1025: 2048, 65535: maxClass, 65536: maxClass,
 	} {
-		if got := classOf(n); got != want {
-			t.Errorf("classOf(%d) = %d, want %d", n, got, want)
-		}
+		kit.Equal(t, classOf(n), want, "classOf(%d)", n)
 	}
 }
 
@@ -80,9 +78,7 @@ func TestFullClassesAreExact(t *testing.T) {
 	for n := 1; n <= 256; n *= 2 {
 		each, _ := shares(n)
 		for i, share := range each {
-			if share.Cmp(big.NewRat(1, int64(n))) != 0 {
-				t.Errorf("%d endpoints: endpoint %d gets %s", n, i, share)
-			}
+			kit.Check(t, share.Cmp(big.NewRat(1, int64(n))) == 0, "%d endpoints: endpoint %d gets %s", n, i, share)
 		}
 	}
 }
@@ -314,9 +310,7 @@ func TestKeyText(t *testing.T) {
 		"too short a key, as only others write": {addrKey, service.IPv6, tcp80("10.96.0.10"), nil, "0a60000a060000000050" + "0000"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := keyText(tt.fields, tt.family, tt.key, tt.end); got != tt.want {
-				t.Errorf("keyText = %q, want %q", got, tt.want)
-			}
+			kit.Equal(t, keyText(tt.fields, tt.family, tt.key, tt.end), tt.want, "keyText")
 		})
 	}
 }
@@ -533,16 +527,12 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 	}
 	for _, p := range unusualPorts() {
 		names := affinityNames(p)
-		if len(names) < 10 {
-			t.Errorf("%s has %d objects of its own, want those of two lists", p.Name, len(names))
-		}
+		kit.Check(t, len(names) >= 10, "%s has %d objects of its own, want those of two lists", p.Name, len(names))
 		for _, n := range names {
 			if !unquotedName.MatchString(n) || len(n) > 128 {
 				t.Errorf("name %q of %d bytes is not a word of nft", n, len(n))
 			}
-			if taken[n] {
-				t.Errorf("name %q is taken", n)
-			}
+			kit.Check(t, !taken[n], "name %q is taken", n)
 			taken[n] = true
 		}
 	}
@@ -592,9 +582,7 @@ func TestSlotsInOrder(t *testing.T) {
 	at := -1
 	for _, n := range []string{" . 1 : ", " . 2 : ", " . 255 : ", " . 256 : ", " . 257 : ", " . 299 : "} {
 		next := strings.Index(all.String(), n)
-		if next < at || next < 0 {
-			t.Errorf("%q stands before what has a lower number", n)
-		}
+		kit.Check(t, next >= at && next >= 0, "%q stands before what has a lower number", n)
 		at = next
 	}
 }
@@ -609,9 +597,7 @@ func TestReadBackNames(t *testing.T) {
 	}
 	apply(t, b, want)
 	held, wanted, err := b.ReadBack(t.Context(), want)
-	if err != nil || held.String() != wanted.String() {
-		t.Errorf("%v; held:\n%s\nwanted:\n%s", err, held, wanted)
-	}
+	kit.Check(t, err == nil && held.String() == wanted.String(), "%v; held:\n%s\nwanted:\n%s", err, held, wanted)
 	for _, objects := range []reconcile.Objects{held, wanted} {
 		of := service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP}
 		if !slices.ContainsFunc(objects, func(o reconcile.Object) bool { return o.Port == of }) {
@@ -624,9 +610,7 @@ func TestReadBackNames(t *testing.T) {
 	clear(k.table.sets[clusterIPs.name].elements)
 	held, _, err = b.ReadBack(t.Context(), want)
 	for _, text := range []string{"# a rule that others wrote", "chain foreign {", "set or map foreign {\n\t\t# not one that is wanted"} {
-		if err != nil || !strings.Contains(held.String(), text) {
-			t.Errorf("%v, no %q in\n%s", err, text, held)
-		}
+		kit.Check(t, err == nil && strings.Contains(held.String(), text), "%v, no %q in\n%s", err, text, held)
 	}
 	if !strings.Contains(wanted.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") || strings.Contains(held.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") {
 		t.Errorf("an emptied set is read back as\n%s", held)

@@ -12,6 +12,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // tables are those of a test.
@@ -103,9 +104,7 @@ func TestFollow(t *testing.T) {
 		for i := range all {
 			got += summary(&all[i])
 		}
-		if err != nil || got != tt.want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
-		}
+		kit.Check(t, err == nil && got == tt.want, "%s: %q, %v; want %q", name, got, err, tt.want)
 	}
 }
 
@@ -141,9 +140,7 @@ func TestDiverted(t *testing.T) {
 		for i := range all {
 			got += summary(&all[i]) + " "
 		}
-		if err != nil || got != tt.want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
-		}
+		kit.Check(t, err == nil && got == tt.want, "%s: %q, %v; want %q", name, got, err, tt.want)
 	}
 }
 
@@ -173,9 +170,7 @@ func TestServed(t *testing.T) {
 		for i := range all {
 			got += summary(&all[i])
 		}
-		if err != nil || got != tt.want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
-		}
+		kit.Check(t, err == nil && got == tt.want, "%s: %q, %v; want %q", name, got, err, tt.want)
 	}
 }
 
@@ -213,9 +208,7 @@ func TestLegacyMark(t *testing.T) {
 				got += strings.Split(d.Rule, `"`)[1]
 			}
 		}
-		if err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", rule, got, err, want)
-		}
+		kit.Check(t, err == nil && got == want, "%s: %q, %v; want %q", rule, got, err, want)
 	}
 }
 
@@ -244,9 +237,7 @@ func TestSets(t *testing.T) {
 		"all others":        {hash, certain(9, 9), Yes},
 	} {
 		found, _ := tt.in.find(func(size int) bits { return tt.key.part(0, size) })
-		if found != tt.want {
-			t.Errorf("%s: %d, want %d", name, found, tt.want)
-		}
+		kit.Check(t, found == tt.want, "%s: %d, want %d", name, found, tt.want)
 	}
 }
 

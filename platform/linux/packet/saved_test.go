@@ -79,9 +79,7 @@ func TestMatches(t *testing.T) {
 		"-p 6": Yes, "-p icmp": No, "-d 10.0.0.0/255.0.0.255": Maybe, "-i eth+ -m physdev --physdev-in eth1": Maybe,
 		"-m set --match-set X dst": Maybe, "-m bpf --bytecode \"1,6 0 0 0\"": Maybe, "-m owner --uid-owner 0": Maybe,
 	} {
-		if got := matchOf(t, rule, syn(0x4000, ^uint32(0))); got != want {
-			t.Errorf("%q: %d, want %d", rule, got, want)
-		}
+		kit.Equal(t, matchOf(t, rule, syn(0x4000, ^uint32(0))), want, "%q", rule)
 	}
 }
 
@@ -111,9 +109,7 @@ func TestAddressTypes(t *testing.T) {
 		{"ff02::1", "MULTICAST", Yes, multicast}, {"ff02::1", "UNICAST", No, multicast}, {net6 + "1", "UNSPEC", No, Unicast},
 	} {
 		p := New(routed{}, route.Conn{Protocol: service.TCP, From: client, To: netip.AddrPortFrom(netip.MustParseAddr(tt.addr), 80)})
-		if got := matchOf(t, "-m addrtype --dst-type "+tt.types, p); got != tt.want {
-			t.Errorf("%s %s: %d, want %d", tt.addr, tt.types, got, tt.want)
-		}
+		kit.Equal(t, matchOf(t, "-m addrtype --dst-type "+tt.types, p), tt.want, "%s %s", tt.addr, tt.types)
 		if got := matchOf(t, "-m addrtype ! --dst-type "+tt.types, p); got != tt.want.negated() {
 			t.Errorf("%s ! %s: %d, want %d", tt.addr, tt.types, got, tt.want.negated())
 		}
@@ -134,9 +130,7 @@ func TestFlags(t *testing.T) {
 		"SYN NONE": No, "SYN,ACK SYN,ACK": No, "ALL NONE": No, "ACK ACK": No,
 	} {
 		p := New(routed{}, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("192.0.2.1:80")})
-		if got := matchOf(t, "-p tcp -m tcp --tcp-flags "+flags, p); got != want {
-			t.Errorf("%s: %d, want %d", flags, got, want)
-		}
+		kit.Equal(t, matchOf(t, "-p tcp -m tcp --tcp-flags "+flags, p), want, "%s", flags)
 		if got := matchOf(t, "-p tcp -m tcp ! --tcp-flags "+flags, p); got != want.negated() {
 			t.Errorf("! %s: %d, want %d", flags, got, want.negated())
 		}
@@ -148,9 +142,7 @@ func TestVagueMark(t *testing.T) {
 	for rule, want := range map[string]Match{
 		"--mark 0x4000/0x4000": Maybe, "! --mark 0x4000/0x4000": Maybe, "--mark 0x1/0x1": Yes, "! --mark 0x1/0x1": No, "--mark 0x2/0x4002": No,
 	} {
-		if got := matchOf(t, "-m mark "+rule, syn(1, ^uint32(0x4000))); got != want {
-			t.Errorf("%q: %d, want %d", rule, got, want)
-		}
+		kit.Equal(t, matchOf(t, "-m mark "+rule, syn(1, ^uint32(0x4000))), want, "%q", rule)
 	}
 	for rule, want := range map[string][2]uint32{
 		"-j MARK --set-xmark 0x2/0xff":                                      {0x2, 0x4000},
@@ -176,9 +168,7 @@ func TestConcerns(t *testing.T) {
 	} {
 		tables := NewSaved(nil)
 		tables.Append(start, rule+" -j DROP")
-		if got := Concerns(&tables.List(start)[0], *syn(0, 0)); got != want {
-			t.Errorf("%q: %t, want %t", rule, got, want)
-		}
+		kit.Equal(t, Concerns(&tables.List(start)[0], *syn(0, 0)), want, "%q", rule)
 	}
 }
 

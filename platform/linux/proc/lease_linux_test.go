@@ -71,13 +71,9 @@ func socket(t *testing.T) Socket {
 func TestLease(t *testing.T) {
 	s := socket(t)
 	a := start(t, s, "a")
-	if !a.holdsLease(t) {
-		t.Fatal("the only proxy may not program the node")
-	}
+	kit.Need(t, a.holdsLease(t), "the only proxy may not program the node")
 	b := start(t, s, "b")
-	if !a.holdsLease(t) {
-		t.Error("a proxy that has nothing to program yet took the lease")
-	}
+	kit.Check(t, a.holdsLease(t), "a proxy that has nothing to program yet took the lease")
 	leave, _ := a.Enter(t.Context())
 	taken := make(chan bool)
 	go func() { taken <- b.holdsLease(t) }()
@@ -87,18 +83,14 @@ func TestLease(t *testing.T) {
 	case <-time.After(100 * time.Millisecond):
 	}
 	leave()
-	if !<-taken || a.holdsLease(t) {
-		t.Error("the later proxy does not have the lease")
-	}
+	kit.Check(t, <-taken && !a.holdsLease(t), "the later proxy does not have the lease")
 	kit.Until(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
 	kit.Until(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
 	if x := a.state.Load().Holder; x.PID != os.Getpid() || !strings.Contains(x.String(), "test") {
 		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
 	}
 	c := start(t, s, "c")
-	if !c.holdsLease(t) || b.holdsLease(t) {
-		t.Error("the third proxy does not have the lease")
-	}
+	kit.Check(t, c.holdsLease(t) && !b.holdsLease(t), "the third proxy does not have the lease")
 	kit.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
 	if who, err := lease.QueryHolder(t.Context(), s); err != nil || who.Mode != "c" {
 		t.Errorf("asked, %s has the lease, %v", who, err)
@@ -135,9 +127,7 @@ func TestUntrustedPeer(t *testing.T) {
 				}
 			}()
 			p := start(t, s, "p")
-			if !p.holdsLease(t) {
-				t.Error("the proxy leaves the node alone")
-			}
+			kit.Check(t, p.holdsLease(t), "the proxy leaves the node alone")
 			kit.Until(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
 		})
 	}
@@ -227,16 +217,12 @@ func dialFrom(t *testing.T, s Socket, from string) *net.UnixConn {
 func TestUntrustedPeerAsksForLease(t *testing.T) {
 	s := socket(t)
 	p := start(t, s, "p")
-	if !p.holdsLease(t) {
-		t.Fatal("the proxy may not program the node")
-	}
+	kit.Need(t, p.holdsLease(t), "the proxy may not program the node")
 	const take = `{"identity":{"command":"kube-proxy"},"ask":"take"}`
 	own := clientName()
 	c := dialFrom(t, s, own)
 	hello, err := pass(c, nil)
-	if err != nil || len(hello) == 0 {
-		t.Fatalf("the holder does not greet: %v", err)
-	}
+	kit.Need(t, err == nil && len(hello) != 0, "the holder does not greet: %v", err)
 	withoutRights(func() { _ = sendProof(c, s.statement("client", own, hello[1:])) })
 	d := dialFrom(t, s, clientName())
 	_, _ = pass(d, nil)
@@ -325,9 +311,7 @@ func TestProof(t *testing.T) {
 		_, _ = pass(toHolder, toClient) // the challenge
 		_, _ = pass(toClient, toHolder) // the client's proof
 		_, _ = pass(toHolder, toClient) // the holder's
-		if <-client || <-holder {
-			t.Error("a proxy trusts the process in the middle")
-		}
+		kit.Check(t, !<-client && !<-holder, "a proxy trusts the process in the middle")
 	})
 	t.Run("two clients", func(t *testing.T) {
 		s, _, _, l := between(t, clientName)
@@ -341,9 +325,7 @@ func TestProof(t *testing.T) {
 		}
 		_, _ = pass(conns[0], conns[1])
 		_, _ = pass(conns[1], conns[0])
-		if <-trust[0] || <-trust[1] {
-			t.Error("a proxy trusts the proof of another client")
-		}
+		kit.Check(t, !<-trust[0] && !<-trust[1], "a proxy trusts the proof of another client")
 	})
 	t.Run("late", func(t *testing.T) {
 		s, toHolder, holder, l := between(t, clientName)
@@ -362,9 +344,7 @@ func TestProof(t *testing.T) {
 		_, _ = pass(thief, nil)
 		_, _, _ = thief.WriteMsgUnix(text, control[:n], nil)
 		_, _, _ = toHolder.WriteMsgUnix(text, control[:n], nil)
-		if <-client || <-holder || <-trust {
-			t.Error("a proxy trusts an old proof")
-		}
+		kit.Check(t, !<-client && !<-holder && !<-trust, "a proxy trusts an old proof")
 	})
 }
 
@@ -401,9 +381,7 @@ func TestClientName(t *testing.T) {
 func TestFloodOfUsers(t *testing.T) {
 	s := socket(t)
 	p := start(t, s, "p")
-	if !p.holdsLease(t) {
-		t.Fatal("the proxy may not program the node")
-	}
+	kit.Need(t, p.holdsLease(t), "the proxy may not program the node")
 	var made atomic.Int32
 	stop, flooding := make(chan struct{}), make(chan struct{})
 	go func() {

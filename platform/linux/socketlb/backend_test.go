@@ -69,17 +69,11 @@ func TestTakesWhatTheRulesWouldForward(t *testing.T) {
 					b = New(f, k, Options{})
 				}
 				plan, o := round(t, b, w.snapshot)
-				if o.Err != nil || o.Degraded != "" || o.Drift != nil {
-					t.Fatalf("round %d: %+v\n%s", i, o, plan)
-				}
+				kit.Need(t, o.Err == nil && o.Degraded == "" && o.Drift == nil, "round %d: %+v\n%s", i, o, plan)
 				w.judge(t, k)
-				if t.Failed() {
-					t.Fatalf("round %d", i)
-				}
+				kit.Need(t, !t.Failed(), "round %d", i)
 			}
-			if k.barriers == 0 {
-				t.Error("no slot was used twice")
-			}
+			kit.Check(t, k.barriers != 0, "no slot was used twice")
 		})
 	}
 }
@@ -105,9 +99,7 @@ func TestProgramsSeeWholeLists(t *testing.T) {
 	}
 	close(end)
 	readers.Wait()
-	if k.barriers < 10 {
-		t.Errorf("%d barriers: slots were hardly used twice", k.barriers)
-	}
+	kit.Check(t, k.barriers >= 10, "%d barriers: slots were hardly used twice", k.barriers)
 }
 
 // numbered returns a Snapshot of services with these numbers of endpoints.
@@ -156,9 +148,7 @@ func TestFailures(t *testing.T) {
 				if _, o := round(t, b, s); o.Err != nil || !strings.Contains(o.Degraded, "IPv4 is off") {
 					t.Fatalf("%+v, want it degraded", o)
 				}
-				if k.active != nil {
-					t.Fatal("tables are in force after a failure")
-				}
+				kit.Need(t, k.active == nil, "tables are in force after a failure")
 				k.fails = nil
 				if plan, o := round(t, b, next); plan != "" || o.Degraded == "" {
 					t.Errorf("before a resync: plan %q, %+v", plan, o)
@@ -261,13 +251,9 @@ func TestIncompleteSnapshotKeepsFrontends(t *testing.T) {
 	b := New(service.IPv4, k, Options{})
 	round(t, b, one)
 	to := netip.MustParseAddrPort("10.96.0.11:80")
-	if len(k.endpoints(to)) != 1 {
-		t.Error("a frontend left with an incomplete snapshot")
-	}
+	kit.Check(t, len(k.endpoints(to)) == 1, "a frontend left with an incomplete snapshot")
 	round(t, b, snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"}))
-	if len(k.endpoints(to)) != 0 {
-		t.Error("a frontend stayed with a complete snapshot")
-	}
+	kit.Check(t, len(k.endpoints(to)) == 0, "a frontend stayed with a complete snapshot")
 }
 
 // TestOff removes what an earlier process left.
@@ -353,9 +339,7 @@ func TestListsStayUntilABarrier(t *testing.T) {
 			}
 		}
 	}
-	if barriers < 10 {
-		t.Errorf("%d barriers: slots were hardly used twice", barriers)
-	}
+	kit.Check(t, barriers >= 10, "%d barriers: slots were hardly used twice", barriers)
 }
 
 func (m *Memory) contents(l list) (all []netip.AddrPort) {

@@ -64,9 +64,7 @@ func TestKilledWhileClientsConnect(t *testing.T) {
 			t.Error(err)
 		}
 		t.Logf("%d connections; the next process adopted %d of those killed, by phase: %d", k.connections, k.adopted, k.killed)
-		if k.connections < 1000 || k.wrong != 0 {
-			t.Errorf("%d connections, %d of them wrong", k.connections, k.wrong)
-		}
+		kit.Check(t, k.connections >= 1000 && k.wrong == 0, "%d connections, %d of them wrong", k.connections, k.wrong)
 		if k.adopted == 0 || k.killed[phaseBuilds] == 0 || k.killed[phaseActivates] == 0 || k.killed[phaseChanges] == 0 {
 			t.Error("the proxies were not killed in all phases, or nothing was adopted")
 		}
@@ -555,9 +553,7 @@ func TestKilledAtAnyStore(t *testing.T) {
 					checkNextProcess(t, m, r)
 				}
 			}
-			if half == 0 {
-				t.Error("the writer was never stopped in the middle of a change")
-			}
+			kit.Check(t, half != 0, "the writer was never stopped in the middle of a change")
 			t.Logf("stopped %d times in the middle of a change", half)
 		})
 	}

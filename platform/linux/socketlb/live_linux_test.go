@@ -129,9 +129,7 @@ func (n *node) sync(t *testing.T, s *service.Snapshot) string {
 		if !p.Empty() {
 			o = p.Apply(context.Background())
 		}
-		if o.Err != nil || o.Degraded != "" {
-			t.Fatalf("%v, %s", o.Err, o.Degraded)
-		}
+		kit.Need(t, o.Err == nil && o.Degraded == "", "%v, %s", o.Err, o.Degraded)
 		text += p.Changes().String() + drift(o)
 	}
 	return text
@@ -229,9 +227,7 @@ func TestRemovedWithoutPins(t *testing.T) {
 			if err == nil {
 				err = l.Remove(t.Context())
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			kit.Check(t, err == nil, "%v", err)
 			return found
 		}
 		elsewhere := n.options
@@ -244,9 +240,7 @@ func TestRemovedWithoutPins(t *testing.T) {
 				t.Errorf("of %s: found %q, then %+v", name, found, a)
 			}
 		}
-		if found := remove(elsewhere); found != "" {
-			t.Errorf("after the removal there is %q", found)
-		}
+		kit.Equal(t, remove(elsewhere), "", "after the removal there")
 	})
 }
 
@@ -295,9 +289,7 @@ func TestDetachedProgramsAreFound(t *testing.T) {
 			"all pins": func() error { return os.RemoveAll(k.dir) },
 		} {
 			kit.Must(t, tamper())
-			if k.Attached() == nil {
-				t.Errorf("%s: not noticed", name)
-			}
+			kit.Check(t, k.Attached() != nil, "%s: not noticed", name)
 			if text := n.sync(t, s); !strings.Contains(text, "drift: ") {
 				t.Errorf("%s: round:\n%s", name, text)
 			}
@@ -422,9 +414,7 @@ func TestSecondBPFFileSystemWithoutRights(t *testing.T) {
 					t.Errorf("%s: %v, %q, want %q", situation, o.Err, o.Degraded, want)
 				}
 				without(t, []int{unix.CAP_SYS_ADMIN}, func() { _, o = round(t, b, s) })
-				if !strings.Contains(o.Degraded, want) {
-					t.Errorf("%s, later: %q, want %q", situation, o.Degraded, want)
-				}
+				kit.Check(t, strings.Contains(o.Degraded, want), "%s, later: %q, want %q", situation, o.Degraded, want)
 			}
 			n.close(t)
 		}
@@ -549,9 +539,7 @@ func TestExclusiveProgram(t *testing.T) {
 func TestNamesOfProxies(t *testing.T) {
 	pins := mountPins(t)
 	for proxy, want := range map[string]string{"": Name, "edge": Name + "-edge", "edge.example.com": Name + "-edge+example+com", "Edge_1": Name + "-Edge_1"} {
-		if got := NameOf(proxy); got != want {
-			t.Errorf("%q: %q, want %q", proxy, got, want)
-		}
+		kit.Equal(t, NameOf(proxy), want, "%q", proxy)
 		kit.Must(t, os.Mkdir(filepath.Join(pins, NameOf(proxy)), 0o700))
 	}
 }

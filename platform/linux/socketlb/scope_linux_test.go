@@ -68,9 +68,7 @@ func TestWhoIsTaken(t *testing.T) {
 				cgroup = outside
 			}
 			a := startClient(t, cgroup, c.flags).call(t, call{To: "10.96.0.10:80"})
-			if a.Err != c.want {
-				t.Errorf("%s: %+v, want error %q", name, a, c.want)
-			}
+			kit.Check(t, a.Err == c.want, "%s: %+v, want error %q", name, a, c.want)
 		}
 	})
 }
@@ -135,9 +133,7 @@ func TestPodsOfTheNode(t *testing.T) {
 		if c.want != "" {
 			want = filepath.Join(root, c.want)
 		}
-		if got := p.pods(); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
+		kit.Equal(t, p.pods(), want, "%s", name)
 	}
 }
 
@@ -150,9 +146,7 @@ func TestOfSeveralPods(t *testing.T) {
 		t.Errorf("both are empty: %s, want the later one, %s", got, now)
 	}
 	startClient(t, old, 0)
-	if got := highestPods(root); got != old {
-		t.Errorf("one has a process: %s, want %s", got, old)
-	}
+	kit.Equal(t, highestPods(root), old, "one has a process")
 }
 
 // TestOwnCgroup finds the cgroup of a process, also if /proc names it from elsewhere.
@@ -162,9 +156,7 @@ func TestOwnCgroup(t *testing.T) {
 	if got, want := cgroupOf(root, c.pid), filepath.Join(root, "a/b"); got != want {
 		t.Errorf("below a part of the hierarchy: %q, want %q", got, want)
 	}
-	if got := cgroupOf(filepath.Join(root, "a/b"), os.Getpid()); got != "" {
-		t.Errorf("a process that is not below: %q", got)
-	}
+	kit.Equal(t, cgroupOf(filepath.Join(root, "a/b"), os.Getpid()), "", "a process that is not below")
 	whole, err := UnifiedRoot()
 	kit.Must(t, err)
 	if got, want := cgroupOf(whole, c.pid), filepath.Join(root, "a/b"); got != want {
@@ -191,9 +183,7 @@ func TestUnifiedRoot(t *testing.T) {
 		"a part of the hierarchy": {line(root) + line(part), root},
 	} {
 		got, err := unifiedRoot(c.mounts)
-		if got != c.want || (err == nil) != (c.want != "") {
-			t.Errorf("%s: %q, %v, want %q", name, got, err, c.want)
-		}
+		kit.Check(t, got == c.want && (err == nil) == (c.want != ""), "%s: %q, %v, want %q", name, got, err, c.want)
 	}
 }
 
@@ -316,9 +306,7 @@ func TestNothingIsFoundWithoutRights(t *testing.T) {
 	cmd.Env = append(os.Environ(), deniedVariable+"="+pins)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	if err != nil || len(out) > 0 {
-		t.Errorf("%v: %s", err, out)
-	}
+	kit.Check(t, err == nil && len(out) == 0, "%v: %s", err, out)
 }
 
 // TestSearchWithoutRights looks for the layer, there or not, as a process without the right

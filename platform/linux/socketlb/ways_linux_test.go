@@ -173,9 +173,7 @@ func TestWaysToConnect(t *testing.T) {
 				if c.Protocol == unix.IPPROTO_MPTCP && got.Err == unix.EPROTONOSUPPORT.Error() {
 					t.Skip("the kernel has no MPTCP")
 				}
-				if got != c.want {
-					t.Errorf("%+v, want %+v", got, c.want)
-				}
+				kit.Check(t, got == c.want, "%+v, want %+v", got, c.want)
 			})
 		}
 	})
@@ -197,9 +195,7 @@ func TestSocketsOfOthers(t *testing.T) {
 			"from outside of the layer":   {filepath.Dir(n.options.Cgroup), at("c1"), left},
 		} {
 			a := startClient(t, c.from, unix.CLONE_NEWNET).call(t, call{To: "10.96.0.10:80", Cgroup: c.to})
-			if a.Err != c.want {
-				t.Errorf("%s: %+v, want error %q", name, a, c.want)
-			}
+			kit.Check(t, a.Err == c.want, "%s: %+v, want error %q", name, a, c.want)
 		}
 	})
 }
@@ -393,9 +389,7 @@ func TestProgramsTellTheCookie(t *testing.T) {
 			}
 			defer unix.Close(s)
 			got, err := askProgram(s)
-			if err != nil || got == 0 {
-				t.Errorf("cookie %d, %v", got, err)
-			}
+			kit.Check(t, err == nil && got != 0, "cookie %d, %v", got, err)
 			if again, err := askProgram(s); err != nil || again != got {
 				t.Errorf("then %d, %v; before %d", again, err, got)
 			}
@@ -411,13 +405,9 @@ func TestProgramsTellTheCookie(t *testing.T) {
 			}
 		})
 	}
-	if len(seen) != 2 {
-		t.Errorf("two network namespaces have the cookies %v", seen)
-	}
+	kit.Check(t, len(seen) == 2, "two network namespaces have the cookies %v", seen)
 	// Another proxy may ask at this moment.
-	if !kit.Soon(func() bool { return !isAsked(t, root) }) {
-		t.Errorf("the program stays in %s", root)
-	}
+	kit.Check(t, kit.Soon(func() bool { return !isAsked(t, root) }), "the program stays in %s", root)
 }
 
 // isAsked reports whether a cgroup has a program that askProgram attaches.

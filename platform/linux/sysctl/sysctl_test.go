@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 )
@@ -57,9 +55,7 @@ func changes(t *testing.T, d Dir) map[string]string {
 	changed := map[string]string{}
 	for name, value := range kernelDefaults {
 		b, err := d.ReadFile(name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Fatal(err)
-		}
+		kit.Need(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 		if have := strings.TrimSpace(string(b)); have != value {
 			changed[name] = have
 		}
@@ -94,12 +90,8 @@ type applyTest struct {
 
 func (test applyTest) run(t *testing.T) {
 	d := tree(t, test.edit)
-	if d := cmp.Diff(test.sentences, sentences(Apply(d, test.settings))); d != "" {
-		t.Errorf("Apply (-want +got):\n%s", d)
-	}
-	if d := cmp.Diff(test.want, changes(t, d)); d != "" {
-		t.Errorf("files (-want +got):\n%s", d)
-	}
+	kit.Same(t, "Apply (-want +got)", test.sentences, sentences(Apply(d, test.settings)))
+	kit.Same(t, "files (-want +got)", test.want, changes(t, d))
 }
 
 func TestApply(t *testing.T) {
@@ -178,9 +170,7 @@ func TestEntries(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := test.settings.entries(); got != test.want {
-				t.Errorf("entries = %d, want %d", got, test.want)
-			}
+			kit.Equal(t, test.settings.entries(), test.want, "entries")
 		})
 	}
 }
@@ -195,15 +185,11 @@ func TestApplyReadOnly(t *testing.T) {
 		"net.netfilter.nf_conntrack_tcp_timeout_established stays 432000, wanted 86400: open /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established: permission denied",
 		"net.netfilter.nf_conntrack_tcp_timeout_close_wait is 3600 already",
 	}
-	if d := cmp.Diff(want, sentences(got)); d != "" {
-		t.Errorf("Apply (-want +got):\n%s", d)
-	}
+	kit.Same(t, "Apply (-want +got)", want, sentences(got))
 	if got[0].Action != Failed || !errors.Is(got[0].Err, fs.ErrPermission) || got[2].Action != Unchanged || got[2].Err != nil {
 		t.Errorf("Apply = %+v", got)
 	}
-	if d := cmp.Diff(map[string]string{tcpCloseWait.file: "3600"}, changes(t, d)); d != "" {
-		t.Errorf("files (-want +got):\n%s", d)
-	}
+	kit.Same(t, "files (-want +got)", map[string]string{tcpCloseWait.file: "3600"}, changes(t, d))
 }
 
 // unreadable is a Dir that can only be written.
@@ -216,21 +202,15 @@ func TestApplyUnreadable(t *testing.T) {
 	d := tree(t, nil)
 	want := []string{"net.netfilter.nf_conntrack_max should be 131072 and is unknown: permission denied"}
 	got := Apply(unreadable{d}, Settings{MaxPerCore: 1, CPUs: 1, Min: 131072})
-	if d := cmp.Diff(want, sentences(got)); d != "" {
-		t.Errorf("Apply (-want +got):\n%s", d)
-	}
-	if d := cmp.Diff(map[string]string{}, changes(t, d)); d != "" {
-		t.Errorf("files (-want +got):\n%s", d)
-	}
+	kit.Same(t, "Apply (-want +got)", want, sentences(got))
+	kit.Same(t, "files (-want +got)", map[string]string{}, changes(t, d))
 }
 
 func TestApplyTwice(t *testing.T) {
 	d := tree(t, nil)
 	Apply(d, documentedDefaults)
 	for _, o := range Apply(d, documentedDefaults) {
-		if o.Action != Unchanged {
-			t.Errorf("second time: %s", o)
-		}
+		kit.Check(t, o.Action == Unchanged, "second time: %s", o)
 	}
 }
 
@@ -260,9 +240,7 @@ func TestForwarding(t *testing.T) {
 	d := tree(t, nil)
 	want := []string{"net.ipv4.ip_forward is 1 already", "net.ipv6.conf.all.forwarding is 0 and should be 1"}
 	got := Forwarding(d, service.Families[:]...)
-	if d := cmp.Diff(want, sentences(got)); d != "" {
-		t.Errorf("Forwarding (-want +got):\n%s", d)
-	}
+	kit.Same(t, "Forwarding (-want +got)", want, sentences(got))
 	if got[1].Action != Mismatch || len(changes(t, d)) != 0 {
 		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Mismatch)
 	}
@@ -310,9 +288,7 @@ func TestHasConntrack(t *testing.T) {
 				kit.Must(t, os.MkdirAll(filepath.Dir(d.path(kernel)), 0o755))
 				kit.Must(t, os.WriteFile(d.path(kernel), []byte(v), 0o644))
 			}
-			if got := HasConntrack(d); got != test.want {
-				t.Errorf("HasConntrack = %v, want %v", got, test.want)
-			}
+			kit.Equal(t, HasConntrack(d), test.want, "HasConntrack")
 		})
 	}
 }
@@ -330,9 +306,7 @@ func TestOOMScore(t *testing.T) {
 		"not allowed": {readOnly{tree(t, nil)}, "oom_score_adj stays 0, wanted -999: open /proc/self/oom_score_adj: permission denied"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := OOMScore(test.files, -999).String(); got != test.want {
-				t.Errorf("OOMScore = %q, want %q", got, test.want)
-			}
+			kit.Equal(t, OOMScore(test.files, -999).String(), test.want, "OOMScore")
 		})
 	}
 }

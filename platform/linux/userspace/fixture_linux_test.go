@@ -122,9 +122,7 @@ func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 func (n *node) at(t *testing.T, p *service.Port) netip.AddrPort {
 	t.Helper()
 	l := n.listeners[key{p.Name, service.PolicyCluster}]
-	if l == nil {
-		t.Fatalf("%s has no listener", p.Name)
-	}
+	kit.Need(t, l != nil, "%s has no listener", p.Name)
 	return netip.AddrPortFrom(here, l.port())
 }
 

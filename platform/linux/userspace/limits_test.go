@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // claimFor returns a claim of a Service in namespace shop for a client with this number.
@@ -63,9 +64,7 @@ func TestShares(t *testing.T) {
 		for i := range 10 { // others
 			c := claimFor("neighbour", 5000+i)
 			c.service.namespace = "bank"
-			if !l.acquire(c) {
-				t.Errorf("%s: neighbour %d is refused", tt.name, i)
-			}
+			kit.Check(t, l.acquire(c), "%s: neighbour %d is refused", tt.name, i)
 		}
 	}
 }
@@ -84,9 +83,7 @@ func TestNetworksOfClients(t *testing.T) {
 	if got := fill(l, host("2001:db8::")); got > l.max/4 || got < l.max/4-4 {
 		t.Errorf("one host has %d of %d; want a quarter", got, l.max)
 	}
-	if !l.acquire(host("2001:db8:0:1::")(0)) {
-		t.Error("a host of another network is refused")
-	}
+	kit.Check(t, l.acquire(host("2001:db8:0:1::")(0)), "a host of another network is refused")
 	l = NewLimits(4096)
 	for _, pods := range []string{"fd01::/48", "fd00::/48"} { // a Node can get another range
 		l.knowPods([]netip.Prefix{netip.MustParsePrefix(pods)})
@@ -110,9 +107,7 @@ func TestManyGreedyServices(t *testing.T) {
 	for s := range 30 {
 		greedy += fill(l, func(n int) claim { return claimFor(fmt.Sprint(s), n) })
 	}
-	if greedy > l.max/3*2 {
-		t.Errorf("one namespace has %d of %d", greedy, l.max)
-	}
+	kit.Check(t, greedy <= l.max/3*2, "one namespace has %d of %d", greedy, l.max)
 	other := func(n int) claim {
 		return claim{2, serviceName{"bank", "web"}, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(n)}), 32)}
 	}
@@ -125,15 +120,11 @@ func TestManyGreedyServices(t *testing.T) {
 func TestListenersOfOneService(t *testing.T) {
 	l := NewLimits(256)
 	greedy := fill(l, func(int) claim { return claim{files: 1, service: serviceName{"shop", "greedy"}} })
-	if greedy != l.max/2 {
-		t.Errorf("one Service has %d listeners of %d", greedy, l.max)
-	}
+	kit.Check(t, greedy == l.max/2, "one Service has %d listeners of %d", greedy, l.max)
 	if others := fill(l, func(n int) claim { return claim{files: 1, service: serviceName{"shop", fmt.Sprint(n)}} }); greedy+others != l.max/4*3 {
 		t.Errorf("others have %d listeners, want %d", others, l.max/4*3-greedy)
 	}
-	if !l.acquire(claimFor("0", 1)) {
-		t.Error("listeners leave no room for connections")
-	}
+	kit.Check(t, l.acquire(claimFor("0", 1)), "listeners leave no room for connections")
 }
 
 // TestFilesComeBack checks that released claims leave no counts.
@@ -142,9 +133,7 @@ func TestFilesComeBack(t *testing.T) {
 	var leaves []func()
 	for n := range 20 {
 		leave, ok := l.acquireConn(claimFor("web", n))
-		if !ok {
-			t.Fatalf("no place for connection %d", n)
-		}
+		kit.Need(t, ok, "no place for connection %d", n)
 		leaves = append(leaves, leave)
 	}
 	for _, leave := range leaves {
@@ -169,9 +158,7 @@ func TestLateAnswersNeedRoom(t *testing.T) {
 	for n := range 112 / 4 {
 		l.acquire(claimFor(fmt.Sprint(n), n))
 	}
-	if l.hasSpare(claimFor("dns", 500)) {
-		t.Error("there is room with half of the files in use")
-	}
+	kit.Check(t, !l.hasSpare(claimFor("dns", 500)), "there is room with half of the files in use")
 }
 
 // TestRefusalsAreReported checks that refusals are reported once per reason, with a few
@@ -229,8 +216,6 @@ func TestHops(t *testing.T) {
 		for hops, ok := nextHops(tt.in); ok; hops, ok = nextHops(hops) {
 			passes++
 		}
-		if passes != tt.passes {
-			t.Errorf("a hop limit of %d is good for %d passes, want %d", tt.in, passes, tt.passes)
-		}
+		kit.Check(t, passes == tt.passes, "a hop limit of %d is good for %d passes, want %d", tt.in, passes, tt.passes)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // localNode has the listeners of NodePorts on a loopback address of the test.
@@ -165,9 +166,7 @@ func TestLocalhostNotesSCTP(t *testing.T) {
 	at := n.node
 	notes := func(ports ...*service.Port) reconcile.Notes {
 		p, err := n.Plan(t.Context(), service.New(1, &at, ports))
-		if err != nil || !p.Empty() {
-			t.Fatalf("%v, %v; want an empty plan", p, err)
-		}
+		kit.Need(t, err == nil && p.Empty(), "%v, %v; want an empty plan", p, err)
 		return p.Outcome().Notes
 	}
 	if got := notes(sctp)[sctp.Name]; len(got) != 1 || !strings.Contains(got[0].Text, "127.0.0.1") {
@@ -209,9 +208,7 @@ func TestBoundPassesOver(t *testing.T) {
 	_, to := listenAt(t)
 	dial := func() (*net.UDPConn, error) { return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) }
 	one, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	_ = one.Close()
 	odd := one.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	offers := []uint16{odd, odd, odd + 1}
@@ -222,9 +219,7 @@ func TestBoundPassesOver(t *testing.T) {
 			at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(n)}), offers[min(n, len(offers))-1]))
 			return net.DialUDP("udp", at, net.UDPAddrFromAddrPort(to))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if want := map[uint16]int{odd: 3, 1: mostTaken + 1, 0: 1}[r.First]; n != want {
 			t.Errorf("%v: %d ports, want %d", r, n, want)
 		}
@@ -235,16 +230,10 @@ func TestBoundPassesOver(t *testing.T) {
 // TestRaiseFileLimit checks that the limit is in force, and not lower than before.
 func TestRaiseFileLimit(t *testing.T) {
 	var before, after unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	n, err := RaiseFileLimit()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &after); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
 	if uint64(n) != after.Cur || after.Cur < before.Max {
 		t.Errorf("raised to %d; the limit was %+v and is %+v", n, before, after)
 	}
@@ -254,9 +243,7 @@ func TestRaiseFileLimit(t *testing.T) {
 func reach(t *testing.T, at netip.AddrPort) string {
 	t.Helper()
 	c, err := net.Dial("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	return answers(t, c)
@@ -271,9 +258,7 @@ func TestListenerThatLeavesServes(t *testing.T) {
 	n.relay.arrivalGrace = time.Hour
 	local, all := port("web", service.TCP, e.at), port("web", service.TCP, e.at)
 	local.Internal, local.Local = service.PolicyLocal, local.Cluster
-	if err := n.apply(t, local); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, local))
 	l := n.listeners[key{local.Name, service.PolicyLocal}]
 	at := netip.AddrPortFrom(here, l.port())
 	t.Cleanup(l.close)
@@ -285,12 +270,8 @@ func TestListenerThatLeavesServes(t *testing.T) {
 		t.Errorf("with rules that lead there, %q answers", got)
 	}
 	n.tables.err = nil
-	if err := n.apply(t, all); err != nil {
-		t.Fatal(err)
-	}
-	if n.listeners[key{local.Name, service.PolicyLocal}] != nil {
-		t.Error("the listener for policy Local stays")
-	}
+	kit.Must(t, n.apply(t, all))
+	kit.Check(t, n.listeners[key{local.Name, service.PolicyLocal}] == nil, "the listener for policy Local stays")
 	if got := reach(t, at); got != e.at.String() {
 		t.Errorf("on the way there, %q answers", got)
 	}
@@ -302,19 +283,13 @@ func TestServiceThatLeavesServes(t *testing.T) {
 	n := newNode(t, Options{}, 4096)
 	n.relay.arrivalGrace = time.Hour
 	dns := port("dns", service.UDP, e.at)
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	l := n.listeners[key{dns.Name, service.PolicyCluster}]
 	t.Cleanup(l.close)
 	c, err := net.Dial("udp", n.at(t, dns).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer c.Close()
-	if err := n.apply(t); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t))
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	b := make([]byte, 100)
 	_, _ = io.WriteString(c, "x")
@@ -418,9 +393,7 @@ func TestNoOtherNodeForPolicyLocal(t *testing.T) {
 func checkLocalSteps(t *testing.T, proto service.Protocol, steps []localStep) {
 	l := &localSteps{node: newNode(t, Options{UDPIdle: time.Minute}, 4096), proto: proto, mine: newEcho(t), other: newEcho(t)}
 	first := l.ports(steps[0])
-	if err := l.apply(t, first...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, l.apply(t, first...))
 	at := netip.AddrPortFrom(here, l.listeners[key{first[0].Name, steps[0].policy}].port())
 	for range 4 {
 		if proto == service.UDP {

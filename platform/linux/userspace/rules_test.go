@@ -101,9 +101,7 @@ func TestBoundGuard(t *testing.T) {
 			if err == nil {
 				err = p.Apply(t.Context()).Err
 			}
-			if err != nil || opened == 0 {
-				t.Fatalf("%d listeners: %v", opened, err)
-			}
+			kit.Need(t, err == nil && opened != 0, "%d listeners: %v", opened, err)
 			for port, want := range map[uint16]route.Action{30080: route.Forward, 22001: route.Reject, 22002: route.Drop, 22003: route.Pass, 22: route.Pass} {
 				judgeBound(t, tables, netip.AddrPortFrom(generate.NodeAddr[f], port), want)
 			}
@@ -277,9 +275,7 @@ func TestHealthCheckChangesAlone(t *testing.T) {
 		kit.Must(t, p.Apply(t.Context()).Err)
 		text := tables.Text()
 		for port, rule := range map[uint16]string{30100: "--dport 30100 ", 30200: "--dport 30200 "} {
-			if strings.Contains(text, rule) != (port == check) {
-				t.Errorf("with a check at port %d:\n%s", check, text)
-			}
+			kit.Check(t, strings.Contains(text, rule) == (port == check), "with a check at port %d:\n%s", check, text)
 		}
 	}
 }

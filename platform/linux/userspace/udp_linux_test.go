@@ -51,9 +51,7 @@ func (c caller) ask(t *testing.T, text string, patience time.Duration) string {
 		return ""
 	}
 	who, said, _ := strings.Cut(string(b[:n]), " ")
-	if said != text {
-		t.Errorf("%d bytes came back, want %d", len(said), len(text))
-	}
+	kit.Check(t, said == text, "%d bytes came back, want %d", len(said), len(text))
 	return who
 }
 
@@ -183,9 +181,7 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 	n.relay.network = &broken{node: n}
 	dns := port("dns", service.UDP, one.at, two.at)
 	kit.Must(t, n.apply(t, dns))
-	if n.caller(t, dns).ask(t, "x", long) == "" {
-		t.Error("the first datagram is lost")
-	}
+	kit.Check(t, n.caller(t, dns).ask(t, "x", long) != "", "the first datagram is lost")
 }
 
 // unable opens no UDP sockets until its errors are used up.
@@ -244,9 +240,7 @@ func TestSilenceIsReported(t *testing.T) {
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
 	reports := make(chan netip.AddrPort, 10)
 	n.ObserveAttempts(func(_ service.PortName, at netip.AddrPort, err error) {
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("reported %v", err)
-		}
+		kit.Check(t, errors.Is(err, os.ErrDeadlineExceeded), "reported %v", err)
 		reports <- at
 	})
 	silent := netip.AddrPortFrom(e.at.Addr(), uint16(mute.LocalAddr().(*net.UDPAddr).Port))
@@ -275,9 +269,7 @@ func TestTooManyUDPClients(t *testing.T) {
 	web.Frontends[0].Port = 81
 	kit.Must(t, n.apply(t, dns, web))
 	for range 6 { // 3 x 6 <= 28 - 8
-		if n.caller(t, dns).ask(t, "x", long) == "" {
-			t.Fatal("no answer")
-		}
+		kit.Need(t, n.caller(t, dns).ask(t, "x", long) != "", "no answer")
 	}
 	if got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond); got != "" {
 		t.Errorf("%s answered one too many", got)
@@ -405,9 +397,7 @@ func TestUDPClientsMove(t *testing.T) {
 	slow.Frontends = []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.11"), Port: 80}}
 	kit.Must(t, n.apply(t, dns, slow))
 	asked, waits := n.caller(t, dns), n.caller(t, slow)
-	if asked.ask(t, "x", long) == "" {
-		t.Fatal("no answer")
-	}
+	kit.Need(t, asked.ask(t, "x", long) != "", "no answer")
 	if _, err := waits.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -423,17 +413,11 @@ func TestUDPClientsMove(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := n.handOver(ctx, t, k)
 	kit.Until(t, "those with an answer and the forgotten one move", func() bool { return !k.has(answered) && !k.has(forgotten) })
-	if !k.has(waiting) {
-		t.Error("a client moved whose answer is to come")
-	}
+	kit.Check(t, k.has(waiting), "a client moved whose answer is to come")
 	stop()
 	<-done
-	if k.has(waiting) {
-		t.Error("in the end a client stays where nobody listens any more")
-	}
-	if !k.has(other) || !k.has(direct) {
-		t.Error("flows of others are gone")
-	}
+	kit.Check(t, !k.has(waiting), "in the end a client stays where nobody listens any more")
+	kit.Check(t, k.has(other) && k.has(direct), "flows of others are gone")
 }
 
 // silentServer returns the address of a UDP server that does not reply.
@@ -486,9 +470,7 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 			go func() { result <- l.busy(c) }()
 			select {
 			case busy := <-result:
-				if !busy {
-					t.Errorf("%s: %s may move", when, c)
-				}
+				kit.Check(t, busy, "%s: %s may move", when, c)
 			case <-time.After(long):
 				t.Fatalf("%s: it takes too long to say", when)
 			}
@@ -516,9 +498,7 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 	kit.Must(t, err)
 	defer c.Close()
 	client := netip.MustParseAddrPort(c.LocalAddr().String())
-	if l.busy(client) {
-		t.Error("a client who said nothing has to stay")
-	}
+	kit.Check(t, !l.busy(client), "a client who said nothing has to stay")
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -567,15 +547,11 @@ func TestTracked(t *testing.T) {
 	round(web, dns)
 	first := look("at first", a, b)
 	round(port("web", service.TCP, b), dns)
-	if look("another changes", a, b) != first {
-		t.Error("it is not the same port any more")
-	}
+	kit.Check(t, look("another changes", a, b) == first, "it is not the same port any more")
 	round(web, port("dns", service.UDP, b))
 	look("one endpoint left", b)
 	round(web)
-	if n.Tracked().Port(service.IPv4, dns.Name) != nil {
-		t.Error("what is gone is tracked")
-	}
+	kit.Check(t, n.Tracked().Port(service.IPv4, dns.Name) == nil, "what is gone is tracked")
 	round()
 	if left := n.Tracked().Len(service.IPv4); left != 0 {
 		t.Errorf("%d ports are left", left)
@@ -595,9 +571,7 @@ func TestAttemptsAreReported(t *testing.T) {
 		reports := make(chan attempt, 20)
 		down, up := port("down", proto, dead(1)), port("up", service.TCP, e.at)
 		n.ObserveAttempts(func(name service.PortName, at netip.AddrPort, err error) {
-			if name != down.Name {
-				t.Errorf("reported %s", name)
-			}
+			kit.Check(t, name == down.Name, "reported %s", name)
 			reports <- attempt{at, err}
 		})
 		kit.Must(t, n.apply(t, down, up))

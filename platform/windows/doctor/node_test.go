@@ -74,12 +74,8 @@ func run(t *testing.T, n *Node) (found []string, failed string) {
 	results, findings := r.Run(t.Context())
 	for _, f := range findings {
 		found = append(found, strings.Join([]string{string(f.Topic), f.Subject, f.Fix}, " | "))
-		if f.What == "" || f.Fix+f.Advice == "" {
-			t.Errorf("says nothing: %+v", f)
-		}
-		if kit.MayHarm(f.Fix) {
-			t.Errorf("a command that may harm is a fix: %+v", f)
-		}
+		kit.Check(t, f.What != "" && f.Fix+f.Advice != "", "says nothing: %+v", f)
+		kit.Check(t, !kit.MayHarm(f.Fix), "a command that may harm is a fix: %+v", f)
 		if _, command, is := strings.Cut(f.Advice, ": taskkill"); is {
 			found[len(found)-1] += "advice: taskkill" + command
 		} else if _, command, is := strings.Cut(f.Advice, ", then taskkill"); is {
@@ -91,9 +87,7 @@ func run(t *testing.T, n *Node) (found []string, failed string) {
 			failed += c.Name + ": " + c.Note + "\n"
 		}
 		if c.State != doctor.Found && c.Note == "" {
-			if c.Name != "ports of the proxy" {
-				t.Errorf("%s does not say what it looked at", c.Name)
-			}
+			kit.Check(t, c.Name == "ports of the proxy", "%s does not say what it looked at", c.Name)
 		}
 	}
 	return found, failed
@@ -288,12 +282,8 @@ func TestWay(t *testing.T) {
 		{"containerd-shim-runhcs-v1.exe", nil, byPod},
 		{"", nil, byPod},
 	} {
-		if got := way(test.parent, test.service); got != test.want {
-			t.Errorf("parent %q, %+v: %s, want %s", test.parent, test.service, got, test.want)
-		}
-		if !strings.Contains(headings, "\n###-"+test.want+"\n") {
-			t.Errorf("%s is no heading", test.want)
-		}
+		kit.Equal(t, way(test.parent, test.service), test.want, "parent %q, %+v", test.parent, test.service)
+		kit.Check(t, strings.Contains(headings, "\n###-"+test.want+"\n"), "%s is no heading", test.want)
 	}
 }
 
@@ -333,8 +323,6 @@ func TestIPAM(t *testing.T) {
 		for _, f := range n.alsoVIP(*l, overlay, vip) {
 			got += filepath.Base(f.Subject)
 		}
-		if got != test.want {
-			t.Errorf("%s: found %q, want %q", name, got, test.want)
-		}
+		kit.Check(t, got == test.want, "%s: found %q, want %q", name, got, test.want)
 	}
 }

@@ -117,9 +117,7 @@ func TestOneAddressLocalAndRemote(t *testing.T) {
 		}
 		return n
 	}
-	if remote() != 1 {
-		t.Error("no remote endpoint for the reused address")
-	}
+	kit.Check(t, remote() == 1, "no remote endpoint for the reused address")
 	b.converge(snapshot(2, local))
 	if remote() != 0 || !b.hns.hasAddr(overlayN.ID, addr("10.244.1.11"), false) {
 		t.Error("the wrong endpoint was deleted")
@@ -267,9 +265,7 @@ func TestUrgentFirst(t *testing.T) {
 	at := -1
 	for _, s := range order {
 		i := strings.Index(text, s)
-		if i < at || i < 0 {
-			t.Errorf("want %v in this order:\n%s", order, text)
-		}
+		kit.Check(t, i >= at && i >= 0, "want %v in this order:\n%s", order, text)
 		at = i
 	}
 }
@@ -328,9 +324,7 @@ func TestCleanup(t *testing.T) {
 			if len(b.hns.balancers) != 0 || len(b.hns.endpoints) != 1 || len(b.hns.warnings) > 0 {
 				t.Errorf("left: %v, %v; warnings %v", b.hns.balancers, b.hns.endpoints, b.hns.warnings)
 			}
-			if b.store.document != nil {
-				t.Errorf("state file: %s", b.store.document)
-			}
+			kit.Check(t, b.store.document == nil, "state file: %s", b.store.document)
 		})
 	}
 }
@@ -347,9 +341,7 @@ func TestPartialSnapshot(t *testing.T) {
 		t.Errorf("partial: %v\n%s", err, text)
 	}
 	b.converge(snapshot(3, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
-	if n := len(b.hns.balancers); n != 1 {
-		t.Errorf("%d load balancers after all was read, want 1", n)
-	}
+	kit.Check(t, len(b.hns.balancers) == 1, "%d load balancers after all was read, want 1", len(b.hns.balancers))
 }
 
 // Prepare reserves the source VIP that Pending names, and the proxy finds it.
@@ -360,9 +352,7 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("Pending = %q, %v and made %d endpoints, want %q and none", got, err, len(b.hns.endpoints), want)
 	}
 	kit.Must(t, b.backend.Prepare(t.Context(), theNode))
-	if n := len(b.hns.endpoints); n != 1 {
-		t.Fatalf("%d endpoints, want that of the source VIP", n)
-	}
+	kit.Need(t, len(b.hns.endpoints) == 1, "%d endpoints, want that of the source VIP", len(b.hns.endpoints))
 	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || len(got) > 0 {
 		t.Errorf("then Pending = %q, %v, want nothing", got, err)
 	}
@@ -423,9 +413,7 @@ func TestFamiliesShareAListing(t *testing.T) {
 	for _, f := range service.Families {
 		backends = append(backends, New(h, f, Options{}, time.Minute))
 		p, err := backends[f].Plan(t.Context(), want)
-		if err != nil {
-			t.Fatalf("%s: %v", f, err)
-		}
+		kit.Need(t, err == nil, "%s: %v", f, err)
 		plans = append(plans, p)
 	}
 	for _, p := range plans {
@@ -558,15 +546,11 @@ func TestSlowListingsAreRare(t *testing.T) {
 		t.Errorf("listed %d times in 9 minutes, want not yet; %d load balancers, want 2", listed, len(b.hns.balancers))
 	}
 	round(4)
-	if listed != 1 {
-		t.Errorf("listed %d times in 11 minutes, want once", listed)
-	}
+	kit.Check(t, listed == 1, "listed %d times in 11 minutes, want once", listed)
 	b.backend.SetResync(3 * time.Minute)
 	listed = 0
 	round(9)
-	if listed != 9 {
-		t.Errorf("listed %d times in 9 resyncs of which a listing takes a third, want in each", listed)
-	}
+	kit.Check(t, listed == 9, "listed %d times in 9 resyncs of which a listing takes a third, want in each", listed)
 }
 
 // The sync period of a reloaded configuration applies.

@@ -324,9 +324,7 @@ func TestDiscoverProblems(t *testing.T) {
 			b := newTestNode(t, tt.version, overlayN)
 			b.backend.hostMAC = func(netip.Addr) (string, error) { return "", tt.mac }
 			_, err := b.backend.Plan(t.Context(), service.New(1, tt.node, nil))
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("Plan = %v, want %q", err, tt.want)
-			}
+			kit.Check(t, err != nil && strings.Contains(err.Error(), tt.want), "Plan = %v, want %q", err, tt.want)
 		})
 	}
 }
@@ -369,9 +367,7 @@ func TestNetworkMadeAgain(t *testing.T) {
 			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")
 			_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", before...)))
-			if len(before) == 1 && err != nil {
-				t.Fatal(err)
-			}
+			kit.Need(t, len(before) != 1 || err == nil, "%v", err)
 			b.hns.networks[0].ID = "net-again"
 			clear(b.hns.endpoints)
 			b.pods("10.244.1.11", "10.244.1.12")

@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 var sameAddrs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })}
@@ -32,9 +33,7 @@ func TestDocumentsThereAndBack(t *testing.T) {
 	}
 	for name, lb := range lbs {
 		text, err := json.Marshal(lb.document())
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		got, err := parseBalancer(text)
 		if diff := cmp.Diff(lb, got, sameAddrs); diff != "" || err != nil {
 			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
@@ -42,9 +41,7 @@ func TestDocumentsThereAndBack(t *testing.T) {
 	}
 	e := Endpoint{Name: "x", Network: "n", Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "02-11-0a-f4-02-0b", Provider: nodeB, Remote: true}
 	text, err := json.Marshal(e.document())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	got, err := parseEndpoint(text)
 	if diff := cmp.Diff(e, got, sameAddrs); diff != "" || err != nil {
 		t.Errorf("endpoint: %v (-want +got):\n%s", err, diff)
@@ -63,9 +60,7 @@ const stateText = `{"Version": {"Major": 13, "Minor": 3}, "Networks": [{
 
 func TestReadState(t *testing.T) {
 	got, err := ReadState([]byte(stateText))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := Listing{
 		Version: v13,
 		Networks: []Network{{
@@ -77,9 +72,7 @@ func TestReadState(t *testing.T) {
 			TargetPort: 1, Endpoints: []string{"a", "b"}, DSR: true, Unsupported: true,
 		}},
 	}
-	if diff := cmp.Diff(want, got, sameAddrs); diff != "" {
-		t.Errorf("state (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "state (-want +got)", want, got, sameAddrs)
 	marked := []byte{0xff, 0xfe} // as Windows' own console writes to a file
 	for _, unit := range utf16.Encode([]rune(stateText)) {
 		marked = append(marked, byte(unit), byte(unit>>8))
@@ -139,9 +132,7 @@ func TestFile(t *testing.T) {
 		t.Fatalf("Load of nothing = %s, %v", b, err)
 	}
 	for _, s := range []string{"one", "two"} {
-		if err := f.Save([]byte(s)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, f.Save([]byte(s)))
 		if b, err := f.Load(); string(b) != s || err != nil {
 			t.Fatalf("Load = %s, %v, want %s", b, err, s)
 		}
@@ -189,9 +180,7 @@ func TestStateFileProblems(t *testing.T) {
 					n++
 				}
 			}
-			if n != 1 {
-				t.Errorf("%q is said %d times, want once: %q", tt.want, n, b.notes)
-			}
+			kit.Check(t, n == 1, "%q is said %d times, want once: %q", tt.want, n, b.notes)
 		})
 	}
 }
@@ -206,9 +195,7 @@ func TestLoopbackDSRPolicy(t *testing.T) {
 		`[{"Type":"OutBoundNAT"},{"Type":"SDNRoute","Settings":{"Destinations":["10.244.1.11"]}}]`:                                                   false,
 	} {
 		e, err := parseEndpoint([]byte(`{"IpConfigurations":[{"IpAddress":"10.244.1.11"}],"Policies":` + policies + `}`))
-		if err != nil || e.LoopbackDSR != want {
-			t.Errorf("%s: %v, %v, want %v", policies, e.LoopbackDSR, err, want)
-		}
+		kit.Check(t, err == nil && e.LoopbackDSR == want, "%s: %v, %v, want %v", policies, e.LoopbackDSR, err, want)
 	}
 }
 
@@ -220,16 +207,12 @@ func TestRenderUnknownMAC(t *testing.T) {
 		{ID: "k", Name: "Ethernet", Network: overlayN.ID, Addrs: []netip.Addr{addr("10.96.0.10")}, MAC: "00-15-5D-AA-AA-AA", Provider: nodeA, Remote: true},
 	}}
 	all, _, err := Render(want, l, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	text := all.String()
 	for _, line := range []string{
 		"endpoint 10.96.0.10 remote 00-15-5D-AA-AA-AA via 192.0.2.10", "endpoint 10.96.0.11 remote the node's MAC via 192.0.2.10",
 	} {
-		if !strings.Contains(text, line+"\n") {
-			t.Errorf("want %q in\n%s", line, text)
-		}
+		kit.Check(t, strings.Contains(text, line+"\n"), "want %q in\n%s", line, text)
 	}
 	if strings.Contains(text, "leads elsewhere") || strings.Contains(text, "00-00-00") {
 		t.Errorf("an unknown MAC counts:\n%s", text)
@@ -281,9 +264,7 @@ func TestReadBack(t *testing.T) {
 func TestReadBackTampered(t *testing.T) {
 	b, want := dsrNode(t)
 	objects, _, err := b.backend.ReadBack(t.Context(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	held := objects.String()
 	for id, lb := range b.hns.balancers {
 		switch {
@@ -297,9 +278,7 @@ func TestReadBackTampered(t *testing.T) {
 	b.restart()
 	observed, wanted, err := b.backend.ReadBack(t.Context(), want)
 	now := observed.String()
-	if err != nil || wanted.String() != held {
-		t.Errorf("%v; wanted:\n%s\nheld before:\n%s", err, wanted, held)
-	}
+	kit.Check(t, err == nil && wanted.String() == held, "%v; wanted:\n%s\nheld before:\n%s", err, wanted, held)
 	if !strings.Contains(held, "tcp 10.96.0.10:80 ") || strings.Contains(now, "tcp 10.96.0.10:80 ") || !strings.Contains(now, "30080 -> :9090") {
 		t.Errorf("held:\n%s\nafter others changed it:\n%s", held, now)
 	}

@@ -192,13 +192,9 @@ func TestDump(t *testing.T) {
 	text, err := Dump()
 	kit.Must(t, err)
 	got, err := ReadState(text)
-	if err != nil {
-		t.Fatalf("%v in\n%s", err, text)
-	}
+	kit.Need(t, err == nil, "%v in\n%s", err, text)
 	want, err := NewDriver().List(t.Context(), All)
-	if err != nil || len(want.LoadBalancers) != 1 {
-		t.Fatalf("%d load balancers, %v", len(want.LoadBalancers), err)
-	}
+	kit.Need(t, err == nil && len(want.LoadBalancers) == 1, "%d load balancers, %v", len(want.LoadBalancers), err)
 	if diff := cmp.Diff(want, got, sameAddrs); diff != "" || s.Calls().Writes("") != writes {
 		t.Errorf("(-listed +dumped):\n%s", diff)
 	}
@@ -230,9 +226,7 @@ func TestPortsLeft(t *testing.T) {
 		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},
 	} {
 		left, err := NewDriver().PortsLeft(t.Context(), k)
-		if err == nil && !left {
-			t.Errorf("%s over %s: none are left", k.Protocol, k.Family)
-		}
+		kit.Check(t, err != nil || left, "%s over %s: none are left", k.Protocol, k.Family)
 		t.Logf("%s over %s: %t, %v", k.Protocol, k.Family, left, err)
 	}
 	if in, out := unsafe.Sizeof(portRange{}), unsafe.Sizeof(portReservation{}); in != 4 || out != 16 {

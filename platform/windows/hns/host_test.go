@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // Both families list at about the same time. One listing serves both, until one of them
@@ -43,9 +44,7 @@ func TestSharedListing(t *testing.T) {
 	list(service.IPv4, 7)
 	h.release("2")
 	list(service.IPv6, 8)
-	if h.owns("1") || h.owns("2") {
-		t.Error("what was deleted is ours")
-	}
+	kit.Check(t, !h.owns("1") && !h.owns("2"), "what was deleted is ours")
 }
 
 // Load balancers differ if anything but the ID differs.
@@ -67,15 +66,11 @@ func TestEqual(t *testing.T) {
 	} {
 		other := lb
 		change(&other)
-		if lb.equal(&other) || other.equal(&lb) {
-			t.Errorf("%s does not count", name)
-		}
+		kit.Check(t, !lb.equal(&other) && !other.equal(&lb), "%s does not count", name)
 	}
 	other := lb
 	other.ID = "y"
-	if !lb.equal(&other) {
-		t.Error("the ID counts")
-	}
+	kit.Check(t, lb.equal(&other), "the ID counts")
 }
 
 // Ports of one Service share forwarded health checks and the endpoint of its address.
@@ -103,9 +98,7 @@ func TestSharedByPorts(t *testing.T) {
 	}
 	text := b.converge(snapshot(4))
 	for _, want := range []string{"- loadbalancer tcp 203.0.113.5:10256", "- endpoint 10.96.0.10"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("%q is missing in:\n%s", want, text)
-		}
+		kit.Check(t, strings.Contains(text, want), "%q is missing in:\n%s", want, text)
 	}
 }
 
@@ -143,13 +136,9 @@ func TestEndpointOfOthersStays(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.hns.endpoints["theirs"] = Endpoint{ID: "theirs", Name: "other", Network: bridgeN.ID, Remote: true, MAC: remoteMAC(addr("10.244.2.11")), Addrs: []netip.Addr{addr("10.244.2.11")}}
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
-	if len(b.hns.endpoints) != 1 {
-		t.Errorf("the endpoint is not used: %v", b.hns.endpoints)
-	}
+	kit.Check(t, len(b.hns.endpoints) == 1, "the endpoint is not used: %v", b.hns.endpoints)
 	b.converge(snapshot(2))
-	if len(b.hns.endpoints) != 1 {
-		t.Error("the endpoint of others is gone")
-	}
+	kit.Check(t, len(b.hns.endpoints) == 1, "the endpoint of others is gone")
 }
 
 // TestPodInAnotherNetwork names the network into which the container runtime put a pod.
@@ -161,9 +150,7 @@ func TestPodInAnotherNetwork(t *testing.T) {
 	b.hns.endpoints["r"] = Endpoint{ID: "r", Network: "net-nat", Remote: true, Addrs: []netip.Addr{addr("10.244.1.99")}} // of no pod here
 	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "172.25.74.145:80"), clusterIP("api", "10.96.0.11", "10.244.1.99:80")))
 	for _, want := range []string{`endpoint 172.25.74.145 is in network "nat", not in "cbr0"`, `network "cbr0" does not have it yet`} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), want), "%v, want %q", err, want)
 	}
 }
 
@@ -196,9 +183,7 @@ func TestMisroutedAndGone(t *testing.T) {
 	b.hns.networks[0] = moved
 	b.restart()
 	b.converge(snapshot(2, web))
-	if n := len(b.hns.balancers); n != 1 {
-		t.Errorf("%d load balancers, want 1", n)
-	}
+	kit.Check(t, len(b.hns.balancers) == 1, "%d load balancers, want 1", len(b.hns.balancers))
 }
 
 // ownEndpoints returns the names of our endpoints with their networks.
@@ -317,13 +302,9 @@ func TestCleanupNamesWhatIsLeft(t *testing.T) {
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"), clusterIP("out", "10.96.0.12", "10.244.2.12:80@b")))
 			c.spoil(b)
 			err := b.backend.Cleanup(t.Context())
-			if err == nil {
-				t.Fatal("Cleanup says that all is well")
-			}
+			kit.Need(t, err != nil, "Cleanup says that all is well")
 			for _, text := range c.want {
-				if !strings.Contains(err.Error(), text) {
-					t.Errorf("want %q in:\n%v", text, err)
-				}
+				kit.Check(t, strings.Contains(err.Error(), text), "want %q in:\n%v", text, err)
 			}
 		})
 	}
@@ -404,9 +385,7 @@ func TestNothingYet(t *testing.T) {
 	if p, err := b.backend.Plan(t.Context(), want); err == nil {
 		t.Errorf("a plan without a network:\n%s", p.Changes())
 	}
-	if b.store.document == nil {
-		t.Error("the state file is gone")
-	}
+	kit.Check(t, b.store.document != nil, "the state file is gone")
 	b.hns.networks, b.hns.endpoints, b.hns.balancers = full.networks, full.endpoints, full.balancers
 	b.now = b.now.Add(time.Minute)
 	b.converge(want)
@@ -560,9 +539,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 				t.Errorf("load balancers kept: %t\n%s", kept, text)
 			}
 			for _, lb := range b.hns.balancers {
-				if !lb.SourceVIP.IsValid() {
-					t.Errorf("load balancer %s has no source VIP", lb.Address)
-				}
+				kit.Check(t, lb.SourceVIP.IsValid(), "load balancer %s has no source VIP", lb.Address)
 			}
 		})
 	}
@@ -645,9 +622,7 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 			b.pods("10.244.1.11")
 			b.converge(snapshot(1, clusterIP("old", "10.96.0.10", a, "10.244.1.12:80@b")))
 			b.converge(snapshot(2, stale()))
-			if b.remote("10.244.1.12") == "" {
-				t.Fatal("the listed endpoint is gone already")
-			}
+			kit.Need(t, b.remote("10.244.1.12") != "", "the listed endpoint is gone already")
 			b.pods("10.244.1.12")
 			if len(want) == 1 {
 				b.now = b.now.Add(time.Minute)
@@ -672,7 +647,5 @@ func TestListedEndpointLeadsElsewhere(t *testing.T) {
 	b.hns.networks[0] = moved
 	b.now = b.now.Add(time.Minute)
 	b.converge(want)
-	if b.remote("10.244.2.11") != "" {
-		t.Error("an endpoint that leads to the former node is kept")
-	}
+	kit.Check(t, b.remote("10.244.2.11") == "", "an endpoint that leads to the former node is kept")
 }

@@ -74,9 +74,7 @@ func TestMeterNamesErrors(t *testing.T) {
 		0x12345:    {"refused", "other"},
 	} {
 		c := Call{Err: fmt.Errorf("in vain: %w", codeError("create", code))}
-		if got := [2]string{c.Class(), c.Cause()}; got != want {
-			t.Errorf("0x%x is %v, want %v", code, got, want)
-		}
+		kit.Equal(t, [2]string{c.Class(), c.Cause()}, want, "0x%x", code)
 	}
 	c := Call{Err: context.Canceled}
 	if c.Class() != "other" || c.Cause() != "other" || (&Call{}).Class()+(&Call{}).Cause() != "" {
@@ -149,9 +147,7 @@ func TestMeter(t *testing.T) {
 		`winkernel_lb_update_failures_total{error="other",ip_family="IPv4",lb_type="clusterip"} 1`,
 		`winkernel_lb_delete_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="clusterip"} 1`,
 	} {
-		if !strings.Contains(string(body), want+"\n") {
-			t.Errorf("no %s", want)
-		}
+		kit.Check(t, strings.Contains(string(body), want+"\n"), "no %s", want)
 	}
 	if strings.Contains(string(body), `delete_failures_total{error="other"`) {
 		t.Error("what was gone already counts as a failure")

@@ -169,9 +169,7 @@ func TestNewPodPassesAListing(t *testing.T) {
 		b.pods("10.244.1.12")
 		return want
 	})
-	if late != "" {
-		t.Errorf("the listing had it taken out again:\n%s", late)
-	}
+	kit.Check(t, late == "", "the listing had it taken out again:\n%s", late)
 }
 
 // The round that uses a listing does not miss such a pod either.
@@ -319,9 +317,7 @@ func TestChangesDoNotWaitForResyncs(t *testing.T) {
 				t.Errorf("change %d took %s, want at most %s", i, took, listPatience)
 			}
 		}
-		if len(ended) > 0 {
-			t.Fatal("the listing ended before the changes did")
-		}
+		kit.Need(t, len(ended) == 0, "the listing ended before the changes did")
 		<-ended
 		if late := b.plan(want); !late.Empty() || b.backend.listingAge() > 2*time.Second {
 			t.Errorf("the listing is %s old; it had this done:\n%s", b.backend.listingAge(), late)

@@ -222,9 +222,7 @@ func TestChangesAreReadBack(t *testing.T) {
 		t.Fatalf("Apply: %v", err)
 	}
 	for _, lb := range b.hns.balancers {
-		if len(lb.Endpoints) != 1 {
-			t.Errorf("load balancer has endpoints %v, want one", lb.Endpoints)
-		}
+		kit.Check(t, len(lb.Endpoints) == 1, "load balancer has endpoints %v, want one", lb.Endpoints)
 	}
 	if !slices.ContainsFunc(b.notes, func(s string) bool { return strings.Contains(s, "does not change load balancers in place") }) {
 		t.Errorf("notes = %q, want one about changes in place", b.notes)
@@ -246,16 +244,12 @@ func TestCostOfAChange(t *testing.T) {
 	if n := b.hns.writes(); n > 4 {
 		t.Errorf("one endpoint leaving costs %d writing calls, want 4 at most: %v", n, b.hns.calls)
 	}
-	if n := len(b.hns.calls); n != 2 {
-		t.Errorf("calls = %v, want no listing", b.hns.calls)
-	}
+	kit.Check(t, len(b.hns.calls) == 2, "calls = %v, want no listing", b.hns.calls)
 	if _, err := b.round(next); err != nil || b.hns.writes() > 0 {
 		t.Errorf("a quiet round: %v, calls %v", err, b.hns.calls)
 	}
 	for op, n := range b.hns.calls {
-		if n > 1 {
-			t.Errorf("%s %d times in a round", op, n)
-		}
+		kit.Check(t, n <= 1, "%s %d times in a round", op, n)
 	}
 }
 
@@ -275,9 +269,7 @@ func TestRestartAdopts(t *testing.T) {
 		spoil()
 		b.restart()
 		text, err := b.round(want)
-		if err != nil || text != "" || b.hns.writes() > 0 {
-			t.Errorf("%s: %v, plan:\n%s", name, err, text)
-		}
+		kit.Check(t, err == nil && text == "" && b.hns.writes() == 0, "%s: %v, plan:\n%s", name, err, text)
 		b.store.err = nil
 	}
 }

@@ -58,9 +58,7 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 				_, err := b.round(want)
 				wantFailed(t, err, "HNS", "web")
 			}
-			if fewest < 3 {
-				t.Errorf("%d of 4 load balancers left while HNS refused %d", fewest, creates)
-			}
+			kit.Check(t, fewest >= 3, "%d of 4 load balancers left while HNS refused %d", fewest, creates)
 			b.hns.refuse = nil
 			for range 8 { // one frontend may be in backoff for a moment, and the next one after it
 				if _, err := b.round(want); err == nil {
@@ -348,9 +346,7 @@ func TestPodStaysOffTheSwitch(t *testing.T) {
 		}
 		b.now = b.now.Add(9 * time.Second)
 	}
-	if cuts < 12 || cuts > 20 {
-		t.Errorf("%d attempts in an hour, want one every 5 minutes and some before", cuts)
-	}
+	kit.Check(t, cuts >= 12 && cuts <= 20, "%d attempts in an hour, want one every 5 minutes and some before", cuts)
 	b.hns.unattached = nil
 	b.now = b.now.Add(maxBackoff)
 	b.converge(want)
@@ -396,9 +392,7 @@ func TestDynamicPortsRunOut(t *testing.T) {
 			for range 33 { // one second each
 				_, err := b.round(want)
 				wantFailed(t, err, "no 64 dynamic TCP ports of the node are left; --enable-dsr or winkernel.enableDSR", webNames(tt.blocks, 4)...)
-				if strings.Contains(err.Error(), "listens") {
-					t.Fatalf("somebody is said to listen: %v", err)
-				}
+				kit.Need(t, !strings.Contains(err.Error(), "listens"), "somebody is said to listen: %v", err)
 				creates += b.hns.calls["create load balancer"]
 				lists += b.hns.calls["list load balancers"]
 			}
@@ -411,9 +405,7 @@ func TestDynamicPortsRunOut(t *testing.T) {
 			b.hns.portBlocks += 10
 			b.now = b.now.Add(maxBackoff)
 			b.converge(want)
-			if condition != "" {
-				t.Errorf("the condition stays: %q", condition)
-			}
+			kit.Check(t, condition == "", "the condition stays: %q", condition)
 		})
 	}
 }
@@ -429,9 +421,7 @@ func TestDirectReturnNeedsNoPorts(t *testing.T) {
 	b.options.DSR = true
 	b.restart()
 	b.converge(want)
-	if len(b.hns.balancers) != 7 {
-		t.Errorf("%d load balancers, want 7", len(b.hns.balancers))
-	}
+	kit.Check(t, len(b.hns.balancers) == 7, "%d load balancers, want 7", len(b.hns.balancers))
 }
 
 // An exhausted pool does not block load balancers that need no port of it.

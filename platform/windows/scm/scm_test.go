@@ -168,9 +168,7 @@ func TestSupervise(t *testing.T) {
 					time.Sleep(tt.end)
 					return nil
 				}, func(r Report) { got = append(got, fmt.Sprintf("%s %d", r.State, r.CheckPoint)) })
-				if errors.Is(err, failure) != tt.fail || !tt.fail && err != nil {
-					t.Errorf("error %v", err)
-				}
+				kit.Check(t, errors.Is(err, failure) == tt.fail && (tt.fail || err == nil), "error %v", err)
 				kit.Same(t, "reports (-want +got)", tt.want, strings.Join(got, ", "))
 			})
 		})

@@ -199,16 +199,12 @@ func TestHandover(t *testing.T) {
 	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), shop)
 
 	kit.Until(t, "audits after rounds", func() bool { return a.asked.Load() > 1 || !left.filled.Load() })
-	if !left.filled.Load() {
-		t.Error("the old rules go before the new ones are in force")
-	}
+	kit.Check(t, left.filled.Load(), "the old rules go before the new ones are in force")
 	a.good.Store(true)
 	kit.Until(t, "the old rules go", func() bool { return !left.filled.Load() })
 
 	leave, ok := later.Enter(ctx)
-	if !ok {
-		t.Fatal("the later proxy does not get the node")
-	}
+	kit.Need(t, ok, "the later proxy does not get the node")
 	leave()
 	kit.Until(t, "stands by", func() bool {
 		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
@@ -224,14 +220,10 @@ func TestHandover(t *testing.T) {
 		_ = answer.Body.Close()
 		return answer.StatusCode == http.StatusOK
 	})
-	if !left.filled.Load() {
-		t.Error("a standby removes the rules of the holder")
-	}
+	kit.Check(t, left.filled.Load(), "a standby removes the rules of the holder")
 	for len(toy.Programmed) > 0 {
 		for p := range (<-toy.Programmed).Ports(service.IPv4) {
-			if len(p.Cluster) > 0 {
-				t.Error("a standby programs the node")
-			}
+			kit.Check(t, len(p.Cluster) == 0, "a standby programs the node")
 		}
 	}
 	end()

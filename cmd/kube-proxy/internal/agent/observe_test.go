@@ -58,9 +58,7 @@ func TestCounted(t *testing.T) {
 		`kubernetes_healthchecks_total{name="IPv4",status="error",type="healthz"} 1`: page(p.reports.Metrics.SLIs(), "/"),
 		`proxy_healthz_total{code="503"} 1`:                                          page(p.reports.Metrics.Handler(), "/"),
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %s in\n%s", want, text)
-		}
+		kit.Check(t, strings.Contains(text, want), "no %s in\n%s", want, text)
 	}
 }
 

@@ -164,9 +164,7 @@ func TestServersOnOneAddress(t *testing.T) {
 		if first, second := <-results, <-results; first != "health true" || second != "metrics false" {
 			t.Errorf("%s, %s, want that the health server serves", first, second)
 		}
-		if !answers(addr) {
-			t.Error("no answer of the health server")
-		}
+		kit.Check(t, answers(addr), "no answer of the health server")
 	}
 }
 
@@ -229,9 +227,7 @@ func TestServersMove(t *testing.T) {
 	if err := s.moveTo(t, second); err == nil {
 		t.Error("no error about an address that somebody else has")
 	}
-	if !answers(first) {
-		t.Error("the old address was given up for one that cannot be had")
-	}
+	kit.Check(t, answers(first), "the old address was given up for one that cannot be had")
 	other.Close()
 	kit.Until(t, "the second address", func() bool { return answers(second) && !answers(first) })
 

@@ -169,9 +169,7 @@ func TestProgress(t *testing.T) {
 		p.done("x")
 		time.Sleep(4 * time.Second)
 		p.done("y")
-		if !<-ended {
-			t.Error("done, but wait says that the context ended")
-		}
+		kit.Check(t, <-ended, "done, but wait says that the context ended")
 		want := []string{
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, x, y" elapsed="2s"`,
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, y" elapsed="6s"`,
@@ -240,8 +238,6 @@ func TestMaxConnections(t *testing.T) {
 		known bool
 		want  int
 	}{{256, true, 16}, {2047, true, 127}, {2048, true, 128}, {1 << 20, true, 128}, {1<<64 - 1, true, 128}, {0, false, 128}} {
-		if got := maxConnections(tt.files, tt.known); got != tt.want {
-			t.Errorf("%+v: %d", tt, got)
-		}
+		kit.Equal(t, maxConnections(tt.files, tt.known), tt.want, "%+v", tt)
 	}
 }

@@ -131,15 +131,11 @@ func TestCheckNamed(t *testing.T) {
 		}
 		err := table.CheckNamed(&config.Config{ProxyName: "mesh"}, d)
 		if d.Name == config.NFTables {
-			if err != nil {
-				t.Error(err)
-			}
+			kit.Check(t, err == nil, "%v", err)
 			continue
 		}
 		want := fmt.Sprintf("mode %s cannot work with --service-proxy-name mesh: its rules have the names that every service proxy uses, so those of the proxy that serves the other Services would be removed; take mode nftables on Linux, where the table has the name in its own, or leave the name out", d.Name)
-		if err == nil || err.Error() != want {
-			t.Errorf("mode %s with a name: %v\nwant %s", d.Name, err, want)
-		}
+		kit.Check(t, err != nil && err.Error() == want, "mode %s with a name: %v\nwant %s", d.Name, err, want)
 	}
 }
 

@@ -73,9 +73,7 @@ func TestFailedParts(t *testing.T) {
 		kit.Same(t, "(-want +got)", map[string]string{"dump/a.txt": "A", "dump/bad.txt": "half", "dump/z.txt": "Z"}, files)
 		kit.Same(t, "failed (-want +got)", []string{"bad.txt", "hangs.txt"}, r.Failed)
 		for _, want := range []string{"FAILED: token: [removed] refused", "none: none here: no such thing", "hangs.txt", "not ended in 1s"} {
-			if !strings.Contains(list, want) {
-				t.Errorf("no %q in\n%s", want, list)
-			}
+			kit.Check(t, strings.Contains(list, want), "no %q in\n%s", want, list)
 		}
 	})
 }
@@ -118,14 +116,10 @@ func TestSecrets(t *testing.T) {
 	}, "\n")
 	got := string(s.Remove([]byte(in)))
 	for _, secret := range []string{token, password, jwt, "MHcCAQEE", "opaque-0123456789", "b3RoZXIta2V5", "YW5vdGhlci1rZXk", base64.StdEncoding.EncodeToString([]byte(token)), base64.StdEncoding.EncodeToString([]byte(key))[:40]} {
-		if strings.Contains(got, secret) {
-			t.Errorf("%q is left in\n%s", secret, got)
-		}
+		kit.Check(t, !strings.Contains(got, secret), "%q is left in\n%s", secret, got)
 	}
 	for _, stays := range []string{"plain text stays", "in the middle of ", " a line"} {
-		if !strings.Contains(got, stays) {
-			t.Errorf("%q is lost in\n%s", stays, got)
-		}
+		kit.Check(t, strings.Contains(got, stays), "%q is lost in\n%s", stays, got)
 	}
 }
 

@@ -66,18 +66,14 @@ func TestHidden(t *testing.T) {
 			if proto == "udp" {
 				l.Protocol = service.UDP
 			}
-			if got := hiddenListeners(service.New(1, node, test.ports), []proc.Listener{l}); got != test.want {
-				t.Errorf("hidden = %q, want %q", got, test.want)
-			}
+			kit.Equal(t, hiddenListeners(service.New(1, node, test.ports), []proc.Listener{l}), test.want, "hidden")
 		})
 	}
 	own := []proc.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
 	if got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own); got != "" {
 		t.Errorf("on loopback, where every address answers: %q", got)
 	}
-	if got := hiddenListeners(nil, []proc.Listener{{}}); got != "" {
-		t.Errorf("before the first snapshot: %q", got)
-	}
+	kit.Equal(t, hiddenListeners(nil, []proc.Listener{{}}), "", "before the first snapshot")
 }
 
 // TestRoute looks up routes that lead somewhere and nowhere, over both families.
@@ -109,9 +105,7 @@ route add blackhole 2001:db8:99::/64`, "\n") {
 			if err := Route(netip.MustParseAddr(to)); err != nil {
 				got = err.Error()
 			}
-			if got != want {
-				t.Errorf("%s: %q, want %q", to, got, want)
-			}
+			kit.Check(t, got == want, "%s: %q, want %q", to, got, want)
 		}
 		return nil
 	}))
@@ -242,13 +236,9 @@ func TestSettingsThatSuffice(t *testing.T) {
 		}
 	}}
 	c := wantedSettings()
-	if !p.report(p.apply(c)) || len(reported) > 0 {
-		t.Errorf("conditions %v, want none", reported)
-	}
+	kit.Check(t, p.report(p.apply(c)) && len(reported) == 0, "conditions %v, want none", reported)
 	*c.Conntrack.Min = 1 << 30
-	if p.report(p.apply(c)) {
-		t.Error("a table that is too small does")
-	}
+	kit.Check(t, !p.report(p.apply(c)), "a table that is too small does")
 	kit.Same(t, "conditions (-want +got)", "setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(reported)), " "))
 }
 

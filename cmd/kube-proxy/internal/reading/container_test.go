@@ -35,9 +35,7 @@ func TestProxyOfContainer(t *testing.T) {
 				got = c.MetricsBindAddress
 			}
 		}
-		if got != want {
-			t.Errorf("%s: %q, want %q", line, got, want)
-		}
+		kit.Check(t, got == want, "%s: %q, want %q", line, got, want)
 		if args := containerProxy(proc, 1); args != nil {
 			t.Errorf("this process itself: %q", args)
 		}
