@@ -121,9 +121,7 @@ func TestReplacements(t *testing.T) {
 		"block":     {"module m\n\nreplace (\n\ta.example/b => ../b\n)\n", 1},
 		"commented": {"module m\n\n// replace a.example/b => ../b\n", 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			kit.Equal(t, len(replacements([]byte(c.mod))), c.want, "findings")
-		})
+		t.Run(name, func(t *testing.T) { kit.Equal(t, len(replacements([]byte(c.mod))), c.want, "findings") })
 	}
 }
 

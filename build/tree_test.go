@@ -39,9 +39,8 @@ func TestMakeNotesRevision(t *testing.T) {
 // TestNightlyFuzzes has make nightly run each fuzz test there is.
 func TestNightlyFuzzes(t *testing.T) {
 	made, err := exec.Command("make", "-C", "..", "-n", "nightly").CombinedOutput()
-	if err != nil || !strings.Contains(string(made), "build/fuzz.sh") {
-		t.Errorf("make -n nightly: %v, want build/fuzz.sh in\n%s", err, made)
-	}
+	kit.Check(t, err == nil && strings.Contains(string(made), "build/fuzz.sh"),
+		"make -n nightly: %v, want build/fuzz.sh in\n%s", err, made)
 	said, err := exec.Command("./fuzz.sh", "none").CombinedOutput()
 	kit.Need(t, err == nil, "fuzz.sh: %v: %s", err, said)
 	for _, dir := range []string{"cmd", "common", "config", "platform", "test"} {
@@ -66,18 +65,16 @@ func TestNightlyFuzzes(t *testing.T) {
 func TestMakeImagesOfBinaries(t *testing.T) {
 	said, err := exec.Command("make", "-C", "..", "-j4", "image", "SYSTEMS=linux-amd64", "go_build=sh -c 'sleep 0.3; echo built' sh", "lay_out=echo laid out $(1)").CombinedOutput()
 	built, laid := strings.Index(string(said), "built\n"), strings.Index(string(said), "laid out image\n")
-	if err != nil || built < 0 || laid < built {
-		t.Errorf("make -j4 image: %v, want what is built, and then laid out, in\n%s", err, said)
-	}
+	kit.Check(t, err == nil && built >= 0 && laid >= built,
+		"make -j4 image: %v, want what is built, and then laid out, in\n%s", err, said)
 }
 
 // TestMakeWithoutEarlierVersion checks that make changes says what it wants where git does
 // not know an earlier version.
 func TestMakeWithoutEarlierVersion(t *testing.T) {
 	said, err := exec.Command("make", "-C", "..", "earlier", "EARLIER=").CombinedOutput()
-	if err == nil || !strings.Contains(string(said), "EARLIER=COMMIT names one") {
-		t.Errorf("make earlier: %v, and it says\n%s", err, said)
-	}
+	kit.Check(t, err != nil && strings.Contains(string(said), "EARLIER=COMMIT names one"),
+		"make earlier: %v, and it says\n%s", err, said)
 }
 
 // TestLeftOutTestsRun checks that each test that make leaves out of a run exists, and that
@@ -242,9 +239,8 @@ func TestLinkedPackages(t *testing.T) {
 			}
 			committed := kit.ReadFile(t, file)
 			kit.Same(t, fmt.Sprintf("build/%s is not what %s links; if that is meant, run make deps (-committed +linked)", file, program), string(committed), text)
-			if len(linked) > maxLinked {
-				t.Errorf("%s links %d packages on %s, limit %d", program, len(linked), system, maxLinked)
-			}
+			kit.Check(t, len(linked) <= maxLinked,
+				"%s links %d packages on %s, limit %d", program, len(linked), system, maxLinked)
 		})
 	}
 }
@@ -399,9 +395,7 @@ func checkDocs(s *source) []finding {
 		return nil
 	}
 	var found []finding
-	missing := func(id *ast.Ident) {
-		found = append(found, s.at(id).report("%s has no doc comment", id.Name))
-	}
+	missing := func(id *ast.Ident) { found = append(found, s.at(id).report("%s has no doc comment", id.Name)) }
 	for _, decl := range s.tree.Decls {
 		switch d := decl.(type) {
 		case *ast.FuncDecl:

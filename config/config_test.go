@@ -46,9 +46,7 @@ func flagsOf(t *testing.T, args ...string) *Flags {
 	flags := &Flags{Modes: testModes}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.Register(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatalf("parse flags: %v", err)
-	}
+	kit.Must(t, fs.Parse(args))
 	return flags
 }
 
@@ -402,9 +400,8 @@ func TestIgnoreSourceRanges(t *testing.T) {
 		}
 		c := mustLoad(t, system, "", arg)
 		noted := slices.ContainsFunc(c.Notes, func(n Note) bool { return n.Origin == arg })
-		if !c.IgnoreSourceRanges || noted != (system == Linux) {
-			t.Errorf("%s: %t, notes %v", system, c.IgnoreSourceRanges, c.Notes)
-		}
+		kit.Check(t, c.IgnoreSourceRanges && noted == (system == Linux),
+			"%s: %t, notes %v", system, c.IgnoreSourceRanges, c.Notes)
 	}
 }
 
@@ -714,7 +711,6 @@ func TestServersDiffer(t *testing.T) {
 // has the port that metrics have today.
 func TestOldHealthPort(t *testing.T) {
 	c := mustLoad(t, Linux, "", "--healthz-bind-address=127.0.0.1", "--healthz-port=10249")
-	if c.HealthzBindAddress != "127.0.0.1:10249" || len(c.Warnings) != 1 {
-		t.Errorf("%s, warnings %v", c.HealthzBindAddress, c.Warnings)
-	}
+	kit.Check(t, c.HealthzBindAddress == "127.0.0.1:10249" && len(c.Warnings) == 1,
+		"%s, warnings %v", c.HealthzBindAddress, c.Warnings)
 }

@@ -239,9 +239,8 @@ func (o *ownSwitch) checkField(t *testing.T, other string) {
 		t.Errorf("notes %v, want none", n)
 	}
 	file, err := Parse("f", []byte(head+o.path[:len(o.path)-2]+": true\n"))
-	if err != nil || len(file.Warnings) != 1 || !strings.Contains(file.Warnings[0].Text, o.path) {
-		t.Errorf("%v, %v: want the name that was meant", err, file.Warnings)
-	}
+	kit.Check(t, err == nil && len(file.Warnings) == 1 && strings.Contains(file.Warnings[0].Text, o.path),
+		"%v, %v: want the name that was meant", err, file.Warnings)
 }
 
 // TestSelectionSlots reads the size of tables, from a flag and from a file.
@@ -295,9 +294,8 @@ func TestAcceleration(t *testing.T) {
 	} {
 		file := mustLoad(t, Linux, "socketAcceleration: "+text+"\n")
 		flag := mustLoad(t, Linux, "", "--socket-acceleration="+strings.Trim(text, `"`))
-		if file.SocketAcceleration != want || flag.SocketAcceleration != want {
-			t.Errorf("%s: file %q, flag %q, want %q", text, file.SocketAcceleration, flag.SocketAcceleration, want)
-		}
+		kit.Check(t, file.SocketAcceleration == want && flag.SocketAcceleration == want,
+			"%s: file %q, flag %q, want %q", text, file.SocketAcceleration, flag.SocketAcceleration, want)
 		if again, err := Parse("again", []byte(written(file))); err != nil || again.SocketAcceleration != want {
 			t.Errorf("%s, written: %q, %v", text, again.SocketAcceleration, err)
 		}
@@ -313,9 +311,8 @@ func TestAcceleration(t *testing.T) {
 		t.Errorf("Diff = %v", c)
 	}
 	both := mustLoad(t, Linux, "socketAcceleration: all\n", "--socket-acceleration=node")
-	if len(both.Overrides) != 1 || both.SocketAcceleration != AccelerateNode {
-		t.Errorf("%q, %v", both.SocketAcceleration, both.Overrides)
-	}
+	kit.Check(t, len(both.Overrides) == 1 && both.SocketAcceleration == AccelerateNode,
+		"%q, %v", both.SocketAcceleration, both.Overrides)
 }
 
 // documented has every flag that any documented proxy had, except help and version.
@@ -352,9 +349,8 @@ func TestEveryField(t *testing.T) {
 	flagged := map[string]bool{}
 	for _, s := range settings {
 		flagged[s.path], flagged[s.nftables] = true, true
-		if !fieldAt(&v1alpha1.KubeProxyConfiguration{}, s.path).IsValid() {
-			t.Errorf("--%s sets %s, which does not exist", s.flag, s.path)
-		}
+		kit.Check(t, fieldAt(&v1alpha1.KubeProxyConfiguration{}, s.path).IsValid(),
+			"--%s sets %s, which does not exist", s.flag, s.path)
 	}
 	var without []string
 	for _, p := range all {

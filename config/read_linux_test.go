@@ -17,9 +17,7 @@ import (
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	write := func(name, data string) {
-		kit.Must(t, os.WriteFile(in(name), []byte(data), 0o600))
-	}
+	write := func(name, data string) { kit.Must(t, os.WriteFile(in(name), []byte(data), 0o600)) }
 	write("good", head)
 	write("large", strings.Repeat("#", maxFile+1))
 	kit.Must(t, syscall.Mkfifo(in("fifo"), 0o600))

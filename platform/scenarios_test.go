@@ -130,16 +130,12 @@ func openScenarioWithOptions(t *testing.T, path string) (*txtar.Archive, *servic
 	a, err := txtar.ParseFile(path)
 	kit.Must(t, err)
 	c := scenarioOptions{NodeName: "node-a"}
-	if err := yaml.UnmarshalStrict(part(a, "options.yaml"), &c); err != nil {
-		t.Fatalf("options.yaml: %v", err)
-	}
+	kit.Must(t, yaml.UnmarshalStrict(part(a, "options.yaml"), &c))
 	dir := t.TempDir()
 	kit.Must(t, os.WriteFile(filepath.Join(dir, "cluster.yaml"), part(a, "cluster.yaml"), 0o644))
 	tracker := track.New(c.options())
 	m := source.Manifests{Paths: []string{dir}, NodeName: c.NodeName}
-	if err := m.Load(context.Background(), tracker); err != nil {
-		t.Fatalf("cluster.yaml: %v", err)
-	}
+	kit.Must(t, m.Load(context.Background(), tracker))
 	return a, tracker.Latest(), c
 }
 

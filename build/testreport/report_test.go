@@ -69,9 +69,8 @@ func TestReadAllowed(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "skips.txt")
 			kit.Must(t, os.WriteFile(file, []byte(c.text), 0o600))
 			got, err := readAllowed(file)
-			if c.err != "" && (err == nil || !strings.HasSuffix(err.Error(), c.err)) {
-				t.Fatalf("error = %v, want one that ends in %q", err, c.err)
-			}
+			kit.Need(t, c.err == "" || err != nil && strings.HasSuffix(err.Error(), c.err),
+				"error = %v, want one that ends in %q", err, c.err)
 			kit.Same(t, "allowed (-want +got)", c.want, got)
 		})
 	}
@@ -89,9 +88,8 @@ func TestRunRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			passed, err := run(c.args, &out, &out)
-			if passed || err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("run = %v, %v, want an error with %q", passed, err, c.want)
-			}
+			kit.Check(t, !passed && err != nil && strings.Contains(err.Error(), c.want),
+				"run = %v, %v, want an error with %q", passed, err, c.want)
 		})
 	}
 }
@@ -137,9 +135,8 @@ func TestRealRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
 			passed, err := run(c.args, &out, &out)
-			if (passed && err == nil) != c.passed || !contains(err, c.err) {
-				t.Errorf("run = %v, %v, want %v and error %q", passed, err, c.passed, c.err)
-			}
+			kit.Check(t, (passed && err == nil) == c.passed && contains(err, c.err),
+				"run = %v, %v, want %v and error %q", passed, err, c.passed, c.err)
 			if strings.Contains(name, "not again") && strings.Contains(out.String(), "\nagain: ") {
 				t.Errorf("ran a second time:\n%s", &out)
 			}

@@ -57,9 +57,8 @@ func TestChart(t *testing.T) {
 	}
 	got := render("--assign-cluster-ips=10.96.0.0/16,fd00:10:96::/112")
 	for _, want := range []string{`. tcp . 80 comment "shop/web"`, `. tcp . 81 comment "shop/dual"`, "fd00:10:96::", "tcp . 3"} {
-		if got.Code != 0 || !strings.Contains(got.Out, want) {
-			t.Errorf("exit %d, no %q: %s\n%s", got.Code, want, got.Err, got.Out)
-		}
+		kit.Check(t, got.Code == 0 && strings.Contains(got.Out, want),
+			"exit %d, no %q: %s\n%s", got.Code, want, got.Err, got.Out)
 	}
 	if again := render("--assign-cluster-ips=10.96.0.0/16,fd00:10:96::/112"); again.Out != got.Out {
 		t.Errorf("another time, other addresses:\n%s\n%s", got.Out, again.Out)
@@ -101,9 +100,8 @@ func TestDiffWithoutABadObject(t *testing.T) {
 	for more, want := range map[string]int{"": 2, "---\napiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {clusterIP: 10.96.0.77, ports: [{port: 80}]}\n": 1} {
 		dir := files(t, map[string]string{"old.yaml": shop, "new.yaml": shop + bad + more})
 		got := call(t, dir, "diff", "--from=DIR/old.yaml", "--manifests=DIR/new.yaml", "--hostname-override=node-a")
-		if got.Code != want || !strings.Contains(got.Err, "warning: manifest ") {
-			t.Errorf("exit %d, want %d; %s\n%s", got.Code, want, got.Err, got.Out)
-		}
+		kit.Check(t, got.Code == want && strings.Contains(got.Err, "warning: manifest "),
+			"exit %d, want %d; %s\n%s", got.Code, want, got.Err, got.Out)
 	}
 }
 
@@ -197,9 +195,8 @@ func TestDeployedStartWaits(t *testing.T) {
 	for _, name := range []string{"linux", "windows"} {
 		for _, c := range deployedPod(t, name).Containers {
 			p := c.StartupProbe
-			if p == nil || time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < time.Hour {
-				t.Errorf("%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
-			}
+			kit.Check(t, p != nil && time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second >= time.Hour,
+				"%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
 		}
 	}
 }

@@ -413,9 +413,8 @@ func TestCompletion(t *testing.T) {
 		args := strings.Split(tt.line, " ")
 		got := call(t, "", append([]string{cobra.ShellCompNoDescRequestCmd}, args...)...)
 		values, _, _ := strings.Cut("\n"+got.Out, "\n:") // then a number for the shell
-		if got.Code != 0 || strings.Join(strings.Fields(values), " ") != tt.want {
-			t.Errorf("%q: exit %d, %q, want %q", tt.line, got.Code, got.Out, tt.want)
-		}
+		kit.Check(t, got.Code == 0 && strings.Join(strings.Fields(values), " ") == tt.want,
+			"%q: exit %d, %q, want %q", tt.line, got.Code, got.Out, tt.want)
 	}
 }
 
@@ -460,9 +459,8 @@ func TestManPages(t *testing.T) {
 			kit.Check(t, strings.Contains(page, want), "%s lacks %q", name, want)
 		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name != "help" && !f.Hidden && !strings.Contains(page, "--"+f.Name) {
-				t.Errorf("%s lacks --%s", name, f.Name)
-			}
+			kit.Check(t, f.Name == "help" || f.Hidden || strings.Contains(page, "--"+f.Name),
+				"%s lacks --%s", name, f.Name)
 		})
 	})
 }

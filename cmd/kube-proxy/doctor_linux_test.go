@@ -24,9 +24,8 @@ func TestDoctorMistakes(t *testing.T) {
 		"doctor --config DIR/bad.yaml": `DIR/bad.yaml:3: mode: "magic" is no mode on linux: want iptables, ipvs, nftables, userspace or nothing`,
 	} {
 		got := call(t, dir, strings.Fields(args)...)
-		if got.Code != 2 || got.Out != "" || got.Err != "kube-proxy: "+want+"\n" {
-			t.Errorf("%s: exit %d, %s%s; want 2 and %s", args, got.Code, got.Out, got.Err, want)
-		}
+		kit.Check(t, got.Code == 2 && got.Out == "" && got.Err == "kube-proxy: "+want+"\n",
+			"%s: exit %d, %s%s; want 2 and %s", args, got.Code, got.Out, got.Err, want)
 	}
 }
 

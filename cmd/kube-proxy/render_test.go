@@ -76,9 +76,8 @@ func TestRenderAcceleration(t *testing.T) {
 func TestRenderBadManifests(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": "kind: [\n", "b.yaml": shop, "c.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
-	if got.Code != 1 || !strings.Contains(got.Out, "10.244.1.11 . 8080") {
-		t.Errorf("exit %d, want 1 and the good Service in\n%s", got.Code, got.Out)
-	}
+	kit.Check(t, got.Code == 1 && strings.Contains(got.Out, "10.244.1.11 . 8080"),
+		"exit %d, want 1 and the good Service in\n%s", got.Code, got.Out)
 	for _, want := range []string{"DIR/a.yaml", "note: ", "Deployment"} {
 		kit.Check(t, strings.Contains(got.Err, want), "%q is missing in\n%s", want, got.Err)
 	}
@@ -89,9 +88,8 @@ func TestRenderBadManifests(t *testing.T) {
 func TestRenderProblem(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": strings.Replace(shop, "clusterIP: 10.96.0.10", "clusterIP: 10.96.0.10\n  externalIPs: [127.0.0.1]", 1)})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")
-	if got.Code != 0 || !strings.Contains(got.Err, "problem: service shop/web: spec.externalIPs") {
-		t.Errorf("exit %d, %s", got.Code, got.Err)
-	}
+	kit.Check(t, got.Code == 0 && strings.Contains(got.Err, "problem: service shop/web: spec.externalIPs"),
+		"exit %d, %s", got.Code, got.Err)
 }
 
 // TestManyProblems wants the first 20 of many problems printed, and the rest counted.
@@ -126,14 +124,12 @@ func TestRenderKernelspace(t *testing.T) {
 	}
 	given := call(t, dir, append(args, "--hns-state=DIR/state.json.off")...)
 	for _, want := range []string{"network cbr0 L2Bridge, HNS 15.5", "endpoint 10.244.1.11 local", "to change:", "- loadbalancer tcp 10.96.0.10:80"} {
-		if !strings.Contains(given.Out, want) {
-			t.Errorf("with a state: %q is missing in\n%s\n%s", want, given.Out, given.Err)
-		}
+		kit.Check(t, strings.Contains(given.Out, want),
+			"with a state: %q is missing in\n%s\n%s", want, given.Out, given.Err)
 	}
 	bad := call(t, dir, append(args, "--hns-state=DIR/bad.json.off")...)
-	if bad.Code != 1 || !strings.Contains(bad.Err, "Networks is missing or empty") {
-		t.Errorf("with a bad state: exit %d, %s", bad.Code, bad.Err)
-	}
+	kit.Check(t, bad.Code == 1 && strings.Contains(bad.Err, "Networks is missing or empty"),
+		"with a bad state: exit %d, %s", bad.Code, bad.Err)
 }
 
 // TestKernelspaceReadme checks that the README of kernelspace shows the real output.
@@ -144,9 +140,8 @@ func TestKernelspaceReadme(t *testing.T) {
 	block, _, _ := strings.Cut(after, "\n\n")
 	args := append([]string{"render"}, strings.Fields(strings.Replace(command, "docs/", "../../docs/", 1))...)
 	got := call(t, "", args...)
-	if got.Code != 0 || strings.Count(block, "\n") < 4 {
-		t.Fatalf("exit %d, %s; the README shows %q", got.Code, got.Err, block)
-	}
+	kit.Need(t, got.Code == 0 && strings.Count(block, "\n") >= 4,
+		"exit %d, %s; the README shows %q", got.Code, got.Err, block)
 	for line := range strings.Lines(block + "\n") {
 		kit.Check(t, strings.Contains(got.Out, strings.TrimPrefix(line, "    ")), "not printed: %s", line)
 	}

@@ -170,9 +170,8 @@ func TestServiceInstall(t *testing.T) {
 		return count
 	})
 	kit.Same(t, "installed (-want +got)", want, d.spec, sorted)
-	if !filepath.IsAbs(d.spec.Executable) || d.spec.Args[0] != "--windows-service" {
-		t.Errorf("command %s %q", d.spec.Executable, d.spec.Args)
-	}
+	kit.Check(t, filepath.IsAbs(d.spec.Executable) && d.spec.Args[0] == "--windows-service",
+		"command %s %q", d.spec.Executable, d.spec.Args)
 	again := newRoot(streams{}, modes.All())
 	if err := again.ParseFlags(d.spec.Args); err != nil {
 		t.Errorf("the service does not understand its command line: %v", err)
@@ -207,9 +206,8 @@ func TestServiceRefused(t *testing.T) {
 	} {
 		d := &fakeSCM{}
 		got := runServiceCommand(t, d, dir, append([]string{"install"}, strings.Fields(args)...)...)
-		if got.Code != 1 || !strings.Contains(got.Err, want) || d.spec != nil {
-			t.Errorf("%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
-		}
+		kit.Check(t, got.Code == 1 && strings.Contains(got.Err, want) && d.spec == nil,
+			"%s: exit code %d, installed %v, %s\nwant %s", args, got.Code, d.spec != nil, got.Err, want)
 	}
 	// Settings of the other system are no reason to refuse, and are remarked on.
 	d := &fakeSCM{}
@@ -220,9 +218,8 @@ func TestServiceRefused(t *testing.T) {
 	// A file that may be created later is no reason either.
 	d = &fakeSCM{}
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
-	if got.Code != 0 || d.spec == nil || !strings.HasPrefix(got.Err, "note: --manifests: ") {
-		t.Errorf("manifests to come: %+v", got)
-	}
+	kit.Check(t, got.Code == 0 && d.spec != nil && strings.HasPrefix(got.Err, "note: --manifests: "),
+		"manifests to come: %+v", got)
 	d = &fakeSCM{}
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later")
 	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is") {

@@ -38,8 +38,7 @@ func TestSupportDumpMistakes(t *testing.T) {
 		"DIR/none.yaml":             {"--config=DIR/none.yaml"},
 	} {
 		got := call(t, dir, append([]string{"support-dump", "--hostname-override=node-a"}, args...)...)
-		if got.Code != exitUnreachable || got.Out != "" || !strings.Contains(got.Err, want) {
-			t.Errorf("%q: exit %d, want %d and %q: %s%s", args, got.Code, exitUnreachable, want, got.Out, got.Err)
-		}
+		kit.Check(t, got.Code == exitUnreachable && got.Out == "" && strings.Contains(got.Err, want),
+			"%q: exit %d, want %d and %q: %s%s", args, got.Code, exitUnreachable, want, got.Out, got.Err)
 	}
 }

@@ -90,9 +90,8 @@ func TestSilentEndpoints(t *testing.T) {
 	for n, want := range []string{"", "; 1 endpoint does not answer, see kube-proxy status", "; 2 endpoints do not answer, see kube-proxy status"} {
 		about := servicestate.ProxyInfo{Silent: make([]servicestate.SilentEndpoint, n)}
 		seen, err := (&Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: about}}}).Check(Silent{}).Look(t.Context())
-		if err != nil || len(seen.Findings) > 0 || seen.Note != "health, sources and conditions"+want {
-			t.Errorf("%d: %v, %+v", n, err, seen)
-		}
+		kit.Check(t, err == nil && len(seen.Findings) == 0 && seen.Note == "health, sources and conditions"+want,
+			"%d: %v, %+v", n, err, seen)
 	}
 }
 
@@ -170,9 +169,8 @@ func TestSilentProxy(t *testing.T) {
 			for _, f := range seen.Findings {
 				got += fmt.Sprint(f.Topic, " ", f.severity(), " ", f.What)
 			}
-			if got != want || seen.Absent != (want == "") {
-				t.Errorf("%s, before a start %t: %q, want %q", situation, start, got, want)
-			}
+			kit.Check(t, got == want && seen.Absent == (want == ""),
+				"%s, before a start %t: %q, want %q", situation, start, got, want)
 		}
 	}
 	if p.String() != "" || p.Services() != nil {
@@ -217,9 +215,8 @@ func TestLinks(t *testing.T) {
 		if !headings[topic.Link()] {
 			t.Errorf("the link of %s leads to no heading: %s", topic, topic.Link())
 		}
-		if strings.ContainsAny(string(topic), " _ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
-			t.Errorf("%s: want lower case and hyphens", topic)
-		}
+		kit.Check(t, !strings.ContainsAny(string(topic), " _ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+			"%s: want lower case and hyphens", topic)
 		if other, taken := orders[about.order]; taken || about.why == "" || about.severity == "" {
 			t.Errorf("%s: order of %q, why %q, severity %q", topic, other, about.why, about.severity)
 		}

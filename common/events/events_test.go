@@ -158,9 +158,8 @@ func TestOncePerChange(t *testing.T) {
 		r.Forget(serviceObject("web"))
 		r.Recovered(serviceObject("web"), broken, "")
 		r.expect(t, time.Hour)
-		if r.count != 0 || len(r.conditions) != 0 || r.written != 2 {
-			t.Errorf("%d matters of %d objects are remembered, %d Events written", r.count, len(r.conditions), r.written)
-		}
+		kit.Check(t, r.count == 0 && len(r.conditions) == 0 && r.written == 2,
+			"%d matters of %d objects are remembered, %d Events written", r.count, len(r.conditions), r.written)
 	})
 }
 
@@ -280,9 +279,8 @@ func TestFlood(t *testing.T) {
 		if n := len(r.takeCalls()); n != overallBurst {
 			t.Errorf("%d Events at once, want %d", n, overallBurst)
 		}
-		if len(r.dropped) != maxConditions || r.dropped[0] != Full {
-			t.Errorf("%d dropped, want %d", len(r.dropped), maxConditions)
-		}
+		kit.Check(t, len(r.dropped) == maxConditions && r.dropped[0] == Full,
+			"%d dropped, want %d", len(r.dropped), maxConditions)
 		r.after(10 * overallEvery)
 		if n := len(r.takeCalls()); n != 10 {
 			t.Errorf("%d more Events, want 10", n)
@@ -291,9 +289,8 @@ func TestFlood(t *testing.T) {
 			r.Recovered(serviceObject(fmt.Sprint("s", i)), broken, "")
 		}
 		r.Failed(serviceObject("new"), broken, "")
-		if r.count != maxConditions || r.find(serviceObject("new"), broken) == nil {
-			t.Errorf("%d matters; what is all right must make room", r.count)
-		}
+		kit.Check(t, r.count == maxConditions && r.find(serviceObject("new"), broken) != nil,
+			"%d matters; what is all right must make room", r.count)
 	})
 }
 
@@ -342,9 +339,8 @@ func TestUnreachable(t *testing.T) {
 		}
 		r.fail = nil
 		r.after(6 * time.Minute)
-		if len(r.events) != 1 || len(r.dropped) != 0 {
-			t.Errorf("%d Events after the server came back, dropped %q", len(r.events), r.dropped)
-		}
+		kit.Check(t, len(r.events) == 1 && len(r.dropped) == 0,
+			"%d Events after the server came back, dropped %q", len(r.events), r.dropped)
 		r.fail = func(string) error { return errors.New("connection refused") }
 		r.Recovered(serviceObject("web"), broken, "")
 		r.after(time.Hour)
@@ -376,9 +372,8 @@ func TestRefused(t *testing.T) {
 		r.fail = func(string) error { return apierrors.NewBadRequest("no such field") }
 		r.Failed(serviceObject("web"), broken, "")
 		r.expect(t, time.Hour, "3s create web Broken: BadRequest")
-		if len(r.dropped) != 1 || r.dropped[0] != Refused || len(r.reports) != 1 {
-			t.Errorf("dropped %q, reports %q", r.dropped, r.reports)
-		}
+		kit.Check(t, len(r.dropped) == 1 && r.dropped[0] == Refused && len(r.reports) == 1,
+			"dropped %q, reports %q", r.dropped, r.reports)
 	})
 }
 

@@ -144,9 +144,8 @@ func TestPolicyThatChanged(t *testing.T) {
 	m := Model{Tracker: tracker, Snapshot: tracker.Latest()}
 	set(corev1.ServiceInternalTrafficPolicyCluster)
 	x := m.Explain(route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.244.1.9"), Interface: "veth", To: netip.MustParseAddrPort("10.96.0.1:80")})
-	if len(x.Endpoints) != 1 || x.Endpoints[0].Why != "it is ready" {
-		t.Errorf("endpoints %+v; want the one that is ready", x.Endpoints)
-	}
+	kit.Check(t, len(x.Endpoints) == 1 && x.Endpoints[0].Why == "it is ready",
+		"endpoints %+v; want the one that is ready", x.Endpoints)
 }
 
 func drawModel(t *rapid.T) Model {
@@ -382,9 +381,8 @@ func TestRemainingConnections(t *testing.T) {
 	third := netip.MustParseAddrPort("10.244.1.3:8080")
 	w.SetFlows([]Flow{at(1, third), at(2, other), at(3, good), at(4, other)})
 	want := []string{"the connection of 10.244.1.9:1 goes on to 10.244.1.3:8080, which gets no new ones", "2 connections go on to 10.244.1.2:8080, which gets no new ones"}
-	if !slices.Equal(w.Notes, want) || len(w.Flows) != 4 {
-		t.Errorf("got %q, %d flows, want %q", w.Notes, len(w.Flows), want)
-	}
+	kit.Check(t, slices.Equal(w.Notes, want) && len(w.Flows) == 4,
+		"got %q, %d flows, want %q", w.Notes, len(w.Flows), want)
 }
 
 // TestWidth prints the longest names that Kubernetes allows. Only a command that mends

@@ -186,9 +186,8 @@ func TestAdminLeavesOut(t *testing.T) {
 		t.Errorf("/statusz = %s, want no path of profiling", w.Body)
 	}
 	w := ask(Admin{Mode: "x", Status: &Status{}}.Handler(), "GET", "/statusz", "")
-	if !strings.HasSuffix(w.Body.String(), "Paths: /healthz /proxyMode /statusz\n") {
-		t.Errorf("/statusz = %s, want only the paths that are served", w.Body)
-	}
+	kit.Check(t, strings.HasSuffix(w.Body.String(), "Paths: /healthz /proxyMode /statusz\n"),
+		"/statusz = %s, want only the paths that are served", w.Body)
 }
 
 func TestVerbosity(t *testing.T) {
@@ -375,9 +374,8 @@ func TestRedact(t *testing.T) {
 		w := httptest.NewRecorder()
 		m.Handler(Observer{}).ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		body := w.Body.String()
-		if strings.Contains(body, "vault") || strings.Contains(body, "10.1.2.3") {
-			t.Errorf("%s names somebody: %s", path, body)
-		}
+		kit.Check(t, !strings.Contains(body, "vault") && !strings.Contains(body, "10.1.2.3"),
+			"%s names somebody: %s", path, body)
 		for _, want := range []string{"clients are refused", "kube-proxy status"} {
 			kit.Check(t, strings.Contains(body, want), "%s does not say %q: %s", path, want, body)
 		}

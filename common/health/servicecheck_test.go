@@ -155,9 +155,8 @@ func TestSyncByDifference(t *testing.T) {
 		kit.Check(t, n.opened == step.opened, "%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
 		got := []string{n.ask(t, "127.0.0.1:1"), n.ask(t, "127.0.0.1:2")}
 		kit.Same(t, fmt.Sprintf("%s: (-want +got)", step.situation), []string{step.first, step.second}, got)
-		if len(s.running) != len(step.want.Checks)*len(step.want.Addrs) {
-			t.Errorf("%s: %d servers run", step.situation, len(s.running))
-		}
+		kit.Check(t, len(s.running) == len(step.want.Checks)*len(step.want.Addrs),
+			"%s: %d servers run", step.situation, len(s.running))
 	}
 }
 
@@ -239,9 +238,8 @@ func TestNarrowedDown(t *testing.T) {
 		}
 		s.Sync(want)
 		n.bound["own"] = &net.TCPAddr{IP: loop4.AsSlice(), Port: n.bound["0.0.0.0:7"].(*net.TCPAddr).Port}
-		if !tt.hears && !isReset(t, n.bound["own"].String()) {
-			t.Errorf("within %s: %s is closed as after an empty answer, want a reset", tt.within, loop4)
-		}
+		kit.Check(t, tt.hears || isReset(t, n.bound["own"].String()),
+			"within %s: %s is closed as after an empty answer, want a reset", tt.within, loop4)
 		if answer := n.ask(t, "own"); (answer != "") != tt.hears {
 			t.Errorf("within %s: %q is answered at %s", tt.within, answer, loop4)
 		}
@@ -260,9 +258,8 @@ func TestPortTaken(t *testing.T) {
 	t.Cleanup(s.close)
 	want := DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
 	problems := s.Sync(want)
-	if len(problems) != 1 || problems[0].Addr != at || problems[0].Name != "web" || problems[0].Err == nil {
-		t.Fatalf("problems = %v, want one of shop/web on %s", problems, at)
-	}
+	kit.Need(t, len(problems) == 1 && problems[0].Addr == at && problems[0].Name == "web" && problems[0].Err != nil,
+		"problems = %v, want one of shop/web on %s", problems, at)
 	prefix := "health check of service shop/web on " + at.String() + ": listen tcp4 "
 	if err := problems[0]; !strings.HasPrefix(err.Error(), prefix) || !errors.Is(err, err.Err) {
 		t.Errorf("error = %v, want %s...", err, prefix)

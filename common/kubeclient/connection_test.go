@@ -181,8 +181,7 @@ func TestRemedies(t *testing.T) {
 		"nothing can be known": {errors.New("a fault"), ""},
 	} {
 		got := o.Remedy(tc.err)
-		if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
-			t.Errorf("%s: remedy %q, want %q in it", name, got, tc.want)
-		}
+		kit.Check(t, (got == "") == (tc.want == "") && strings.Contains(got, tc.want),
+			"%s: remedy %q, want %q in it", name, got, tc.want)
 	}
 }

@@ -212,9 +212,7 @@ func TestRounds(t *testing.T) {
 			[]time.Duration{0, ms, 2 * ms},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) })
-		})
+		t.Run(name, func(t *testing.T) { run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) }) })
 	}
 }
 
@@ -333,9 +331,8 @@ func TestCancelFinishesTheRound(t *testing.T) {
 		synctest.Wait()
 		kit.Check(t, len(b.done) == 0, "Run ended within a round")
 		b.pass(5 * time.Second)
-		if b.applied != 1 || len(b.results) != 1 || b.results[0].Err != nil {
-			t.Errorf("%d applied, results %v; want a whole round", b.applied, b.results)
-		}
+		kit.Check(t, b.applied == 1 && len(b.results) == 1 && b.results[0].Err == nil,
+			"%d applied, results %v; want a whole round", b.applied, b.results)
 	})
 }
 
@@ -554,9 +551,8 @@ func TestDriftReport(t *testing.T) {
 			})
 		}
 		lines := r.Lines()
-		if len(lines) != want || words != min(n, MaxDrift) {
-			t.Errorf("%d changes: %d lines, %d put in words; want %d lines", n, len(lines), words, want)
-		}
+		kit.Check(t, len(lines) == want && words == min(n, MaxDrift),
+			"%d changes: %d lines, %d put in words; want %d lines", n, len(lines), words, want)
 		if n > MaxDrift && lines[MaxDrift] != "and 7 more" {
 			t.Errorf("%d changes: the last line is %q", n, lines[MaxDrift])
 		}

@@ -54,13 +54,11 @@ func TestResults(t *testing.T) {
 				b.pass(tt.want.Took)
 				b.cancel()
 				b.done <- <-b.done
-				if len(b.results) != 1 || len(b.rounds) != 1 {
-					t.Fatalf("%d results of %d rounds, want one", len(b.results), len(b.rounds))
-				}
+				kit.Need(t, len(b.results) == 1 && len(b.rounds) == 1,
+					"%d results of %d rounds, want one", len(b.results), len(b.rounds))
 				got := b.results[0]
-				if !errors.Is(got.Err, tt.err) || (got.Err == nil) != (tt.err == nil) {
-					t.Errorf("Err = %v, want %v", got.Err, tt.err)
-				}
+				kit.Check(t, errors.Is(got.Err, tt.err) && (got.Err == nil) == (tt.err == nil),
+					"Err = %v, want %v", got.Err, tt.err)
 				kit.Check(t, got.Snapshot == b.latest, "the snapshot is %v", got.Snapshot)
 				tt.want.Start, got.Snapshot, got.Err = b.begin, nil, nil
 				kit.Same(t, "(-want +got)", tt.want, got)
@@ -129,9 +127,7 @@ func TestUnsupported(t *testing.T) {
 		"one perhaps":    {errors.Join(never, perhaps), false},
 		"something else": {errors.New("busy"), false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			kit.Equal(t, Unsupported(tt.err), tt.want, "Unsupported(%v)", tt.err)
-		})
+		t.Run(name, func(t *testing.T) { kit.Equal(t, Unsupported(tt.err), tt.want, "Unsupported(%v)", tt.err) })
 	}
 }
 
@@ -358,9 +354,7 @@ func TestSnapshotChanged(t *testing.T) {
 			b.pass(70 * time.Minute)
 		}, []time.Duration{0, 40 * time.Minute, time.Hour, 2 * time.Hour}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) })
-		})
+		t.Run(name, func(t *testing.T) { run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) }) })
 	}
 }
 

@@ -70,9 +70,8 @@ func (tc testCase) check(t *testing.T) {
 		}
 		v := Decide(w.snapshot(p), c)
 		kit.Same(t, fmt.Sprintf("%s: %s (-want +got)", f, v.Reason), tc.want, outcomeOf(w, v))
-		if !strings.Contains(v.Reason, tc.reason) || v.Reason == "" {
-			t.Errorf("%s: reason %q, want something with %q", f, v.Reason, tc.reason)
-		}
+		kit.Check(t, strings.Contains(v.Reason, tc.reason) && v.Reason != "",
+			"%s: reason %q, want something with %q", f, v.Reason, tc.reason)
 	}
 }
 
@@ -221,9 +220,7 @@ func TestOtherDestinations(t *testing.T) {
 		return func(_ fixture, c *Conn) { c.To = netip.AddrPortFrom(c.To.Addr(), n) }
 	}
 	udp := func(_ fixture, c *Conn) { c.Protocol = service.UDP }
-	clusterIPOnNode := func(w fixture, c *Conn) {
-		c.To, c.ToNode = netip.AddrPortFrom(w.clusterIP, 30080), true
-	}
+	clusterIPOnNode := func(w fixture, c *Conn) { c.To, c.ToNode = netip.AddrPortFrom(w.clusterIP, 30080), true }
 	externalOnNode := func(w *fixture, p *service.Port) {
 		p.Frontends[2].Addr, p.Frontends[2].Port = w.node.Addrs[0], 30080
 	}
@@ -251,9 +248,7 @@ func TestPodsByInterface(t *testing.T) {
 	by := func(pods service.LocalPods) func(*fixture, *service.Port) {
 		return func(w *fixture, _ *service.Port) { w.node.Pods = pods }
 	}
-	from := func(iface string) func(fixture, *Conn) {
-		return func(_ fixture, c *Conn) { c.Interface = iface }
-	}
+	from := func(iface string) func(fixture, *Conn) { return func(_ fixture, c *Conn) { c.Interface = iface } }
 	bridge, prefix := by(service.LocalPods{Interface: "cbr0"}), by(service.LocalPods{InterfacePrefix: "veth"})
 	otherFamily := func(w *fixture, _ *service.Port) {
 		w.node.Pods.Prefixes = w.node.Pods.Prefixes[1-w.family : 2-w.family]
@@ -290,9 +285,8 @@ func TestVerdictNamesItsFrontend(t *testing.T) {
 	w := newFixture(service.IPv4)
 	p := w.port()
 	v := Decide(w.snapshot(p), w.conn("outside", service.ExternalIP))
-	if v.Port != p || v.Frontend != &p.Frontends[2] {
-		t.Errorf("verdict about %v, %v; want the port's third frontend", v.Port, v.Frontend)
-	}
+	kit.Check(t, v.Port == p && v.Frontend == &p.Frontends[2],
+		"verdict about %v, %v; want the port's third frontend", v.Port, v.Frontend)
 }
 
 func TestActionWords(t *testing.T) {
@@ -404,9 +398,7 @@ type fixture struct {
 }
 
 func newFixture(f service.Family) fixture {
-	a := func(v4, v6 string) netip.Addr {
-		return netip.MustParseAddr([]string{v4, v6}[f])
-	}
+	a := func(v4, v6 string) netip.Addr { return netip.MustParseAddr([]string{v4, v6}[f]) }
 	prefixes := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}
 	at := func(v4, v6 string) netip.AddrPort { return netip.AddrPortFrom(a(v4, v6), 8080) }
 	return fixture{

@@ -145,9 +145,8 @@ func TestParseReference(t *testing.T) {
 		{"web:80", "shop", service.Reference{"shop", "web", "80", ""}},
 	} {
 		got, err := service.ParseReference(tt.text, tt.namespace)
-		if err != nil || got != tt.want {
-			t.Errorf("%q in %q: %+v, %v, want %+v", tt.text, tt.namespace, got, err, tt.want)
-		}
+		kit.Check(t, err == nil && got == tt.want,
+			"%q in %q: %+v, %v, want %+v", tt.text, tt.namespace, got, err, tt.want)
 		if again, err := service.ParseReference(got.String(), ""); got.Namespace != "" && (err != nil || again != got) {
 			t.Errorf("%s: %+v, %v, want %+v", got, again, err, got)
 		}

@@ -322,9 +322,8 @@ func testReturn(t *testing.T, outage time.Duration) {
 	if len(read) != 4 || spread > within {
 		t.Errorf("after the return, kinds were read after %s to %s: %v; want all four, within %s", first.Sub(back), last.Sub(back), read, within)
 	}
-	if outage > time.Minute && spread < 100*time.Millisecond {
-		t.Errorf("all kinds were read within %s, want them spread", spread)
-	}
+	kit.Check(t, outage <= time.Minute || spread >= 100*time.Millisecond,
+		"all kinds were read within %s, want them spread", spread)
 	if perMinute := float64(asked) / outage.Minutes(); outage > time.Minute && perMinute > 10 {
 		t.Errorf("%.1f requests a minute during the outage, want some 6", perMinute)
 	}
@@ -431,9 +430,8 @@ func testAnotherServer(t *testing.T, streams bool, revision int) {
 		pass(2*maxRelistPause + time.Second)
 		calls, _ := r.take()
 		kit.Same(t, "after the move (-want +got)", []string{"delete service d/gone", "set service d/kept 10.96.0.1", "set service d/new 10.96.0.1"}, sorted(calls))
-		if len(first.watches) > 0 || len(second.watches) != len(apiKinds) {
-			t.Errorf("%d watches of the server before, %d of the other one", len(first.watches), len(second.watches))
-		}
+		kit.Check(t, len(first.watches) == 0 && len(second.watches) == len(apiKinds),
+			"%d watches of the server before, %d of the other one", len(first.watches), len(second.watches))
 		second.set(kindServices, "new", map[string]any{"spec": map[string]any{"clusterIP": "10.96.0.3"}})
 		synctest.Wait()
 		if calls, _ := r.take(); !slices.Equal(calls, []string{"set service d/new 10.96.0.3"}) {

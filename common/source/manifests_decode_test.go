@@ -119,9 +119,8 @@ func TestOtherKindsCostNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &decoder{noted: map[string]bool{}}
 			got := d.decode([]byte(serviceYAML("a", "10.96.0.1") + "---\n" + other + "\n---\n" + serviceYAML("c", "10.96.0.3")))
-			if len(got.objects) < 2 || got.rejectedCount > 0 {
-				t.Errorf("%d objects, problems %v; want both Services and no problem", len(got.objects), got.rejected)
-			}
+			kit.Check(t, len(got.objects) >= 2 && got.rejectedCount <= 0,
+				"%d objects, problems %v; want both Services and no problem", len(got.objects), got.rejected)
 			kit.Check(t, len(d.noted) == 1, "notes = %v, want one about the other kind", d.noted)
 		})
 	}
@@ -173,17 +172,15 @@ func TestVersions(t *testing.T) {
 			for _, r := range got.rejected {
 				text += r.err.Error()
 			}
-			if (tt.err == "") != (len(got.rejected) == 0) || !strings.Contains(text, tt.err) {
-				t.Errorf("problems = %s, want %q", text, tt.err)
-			}
+			kit.Check(t, (tt.err == "") == (len(got.rejected) == 0) && strings.Contains(text, tt.err),
+				"problems = %s, want %q", text, tt.err)
 			if text := strings.Join(notes, "; "); (tt.note == "") != (text == "") || !strings.Contains(text, tt.note) {
 				t.Errorf("notes = %s, want %q", text, tt.note)
 			}
 			if name == "v1beta1 slice" {
 				e := got.objects[0].value.(*discoveryv1.EndpointSlice).Endpoints[0]
-				if e.NodeName == nil || *e.NodeName != "n1" || e.Zone == nil || *e.Zone != "z1" {
-					t.Errorf("endpoint = %v, want node n1 and zone z1", e)
-				}
+				kit.Check(t, e.NodeName != nil && *e.NodeName == "n1" && e.Zone != nil && *e.Zone == "z1",
+					"endpoint = %v, want node n1 and zone z1", e)
 			}
 			if name == "v1alpha1 slice" {
 				if s := got.objects[0].value.(*discoveryv1.EndpointSlice); s.AddressType != discoveryv1.AddressTypeIPv6 || s.Endpoints[1].NodeName == nil {
@@ -337,9 +334,8 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: s%d\n%s", n, each)
 	}
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(text.String()))
-	if len(got.objects) != n || got.problems() > 0 {
-		t.Fatalf("%d objects of %d, problems %v", len(got.objects), n, got.rejected)
-	}
+	kit.Need(t, len(got.objects) == n && got.problems() <= 0,
+		"%d objects of %d, problems %v", len(got.objects), n, got.rejected)
 	s := got.objects[n-1].value.(*corev1.Service)
 	if want := "😀 é"; s.Annotations["emoji"] != want || s.Annotations["text"] != "Zwölf\n\"日\"\n" {
 		t.Errorf("annotations = %q", s.Annotations)
@@ -353,9 +349,8 @@ func TestLargeObjects(t *testing.T) {
 		"  targetRef:\n    kind: Pod\n    name: web-7d4b9c6f5-x2x9z\n    namespace: shop\n    uid: 57e4d0c1-1b2c-4d3e-9f8a-000000000001\n  zone: zone-a\n"
 	large := "addressType: IPv4\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web\nendpoints:\n" + repeated(endpoint, maxObject-2*len(endpoint))
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(large))
-	if len(got.objects) != 1 || got.problems() > 0 {
-		t.Errorf("%d bytes: %d objects, problems %v; want it to be read", len(large), len(got.objects), got.rejected)
-	}
+	kit.Check(t, len(got.objects) == 1 && got.problems() <= 0,
+		"%d bytes: %d objects, problems %v; want it to be read", len(large), len(got.objects), got.rejected)
 	dense := "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n" + unknownFields(maxObject/10)
 	got = (&decoder{noted: map[string]bool{}}).decode([]byte(dense))
 	if len(got.rejected) != 1 || !strings.Contains(got.rejected[0].err.Error(), "MB to read; want at most 36 MB, or JSON") {

@@ -23,9 +23,8 @@ func TestLoadNamedPipe(t *testing.T) {
 	for name, paths := range map[string][]string{"in a directory": {dir}, "named": {pipe, dir}, "device": {"/dev/zero", dir}} {
 		var r recorder
 		err := (&Manifests{Paths: paths}).Load(context.Background(), &r)
-		if err == nil || !strings.Contains(err.Error(), "want a regular file") {
-			t.Errorf("%s: Load = %v, want an error about the kind of file", name, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "want a regular file"),
+			"%s: Load = %v, want an error about the kind of file", name, err)
 		kit.Check(t, len(r.calls) == 3, "%s: calls = %q, want those of b.yaml and unread", name, r.calls)
 		if name == "in a directory" {
 			continue

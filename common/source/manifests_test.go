@@ -291,9 +291,8 @@ func TestLoadNotes(t *testing.T) {
 	if err := (&Manifests{Paths: []string{dir}, Note: r.note}).Load(context.Background(), &r); err != nil {
 		t.Errorf("Load = %v, want no error", err)
 	}
-	if len(r.notes) != 1 || !strings.Contains(r.notes[0], "apps/v1 Deployment") {
-		t.Errorf("notes = %q, want one about apps/v1 Deployment", r.notes)
-	}
+	kit.Check(t, len(r.notes) == 1 && strings.Contains(r.notes[0], "apps/v1 Deployment"),
+		"notes = %q, want one about apps/v1 Deployment", r.notes)
 
 	parent := t.TempDir()
 	write(t, filepath.Join(parent, "README.md"), "")
@@ -302,18 +301,16 @@ func TestLoadNotes(t *testing.T) {
 	if err := (&Manifests{Paths: []string{parent}, Note: r.note}).Load(context.Background(), &r); err != nil {
 		t.Errorf("Load = %v, want no error", err)
 	}
-	if len(r.notes) != 1 || !strings.Contains(r.notes[0], parent+": no file") {
-		t.Errorf("notes = %q, want one that says that nothing is there", r.notes)
-	}
+	kit.Check(t, len(r.notes) == 1 && strings.Contains(r.notes[0], parent+": no file"),
+		"notes = %q, want one that says that nothing is there", r.notes)
 }
 
 func TestMissingPath(t *testing.T) {
 	var r recorder
 	m := &Manifests{Paths: []string{filepath.Join(t.TempDir(), "none")}}
 	for name, err := range map[string]error{"Run": m.Run(context.Background(), &r), "Load": m.Load(context.Background(), &r)} {
-		if err == nil || !strings.Contains(err.Error(), "none") {
-			t.Errorf("%s = %v, want an error naming the path", name, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "none"),
+			"%s = %v, want an error naming the path", name, err)
 	}
 	kit.Check(t, len(r.calls) == 0, "calls = %q, want none", r.calls)
 }
@@ -497,9 +494,7 @@ var breakages = map[string]struct {
 		[]string{"read manifests: stat DIR: no such file or directory; what it held stays in force"},
 	},
 	"too large": {
-		func(t *testing.T, dir string) {
-			kit.Must(t, os.Truncate(dir+"/a.yaml", maxFile+1))
-		},
+		func(t *testing.T, dir string) { kit.Must(t, os.Truncate(dir+"/a.yaml", maxFile+1)) },
 		[]string{"manifest DIR/a.yaml: has 67108865 bytes; want at most 67108864; the file's"},
 	},
 }

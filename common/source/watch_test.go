@@ -165,9 +165,8 @@ func testRestored(t *testing.T, streams bool, happens func(*fakeAPI), within tim
 				t.Errorf("no %q within %s, but %q; requests %v", want, within, calls, s.asked(kindSlices))
 			}
 		}
-		if slices.Contains(calls, "delete service d/kept") {
-			t.Errorf("the Service that is still there was deleted: %q", calls)
-		}
+		kit.Check(t, !slices.Contains(calls, "delete service d/kept"),
+			"the Service that is still there was deleted: %q", calls)
 		mu.Lock()
 		defer mu.Unlock()
 		kit.Check(t, len(restored) == 1, "reported: %q, want one line", restored)
@@ -190,9 +189,8 @@ func TestSilentWatch(t *testing.T) {
 			for kind := range apiKinds {
 				all := s.asked(kind)
 				lists := slices.DeleteFunc(all, func(r apiRequest) bool { return r.verb != "list" })
-				if len(lists) != 2 || lists[1].version != "" {
-					t.Errorf("%s was listed %v, want twice, the second time without a version", kind, lists)
-				}
+				kit.Check(t, len(lists) == 2 && lists[1].version == "",
+					"%s was listed %v, want twice, the second time without a version", kind, lists)
 			}
 		})
 	})
@@ -316,9 +314,8 @@ func TestRetryAfterInWatch(t *testing.T) {
 			s.mu.Unlock()
 			pass(time.Minute)
 			all := s.asked(kindSlices)[before:]
-			if len(all) == 0 || all[0].at.Sub(at) < 20*time.Second || all[0].at.Sub(at) > 31*time.Second {
-				t.Errorf("asked again at %v, want 20 to 30 s after %v", all, at)
-			}
+			kit.Check(t, len(all) != 0 && all[0].at.Sub(at) >= 20*time.Second && all[0].at.Sub(at) <= 31*time.Second,
+				"asked again at %v, want 20 to 30 s after %v", all, at)
 		})
 	})
 }

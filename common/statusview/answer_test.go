@@ -281,9 +281,8 @@ func TestABlockedFamily(t *testing.T) {
 		"shop/six":  {0, "shop/six: programmed"},
 	} {
 		got := ask(t, server, strings.Fields(args)...)
-		if got.code != tt.code || !strings.Contains(strings.Join(strings.Fields(got.out), " "), tt.says) {
-			t.Errorf("%q: exit %d, want %d and %q\n%s%s", args, got.code, tt.code, tt.says, got.out, got.err)
-		}
+		kit.Check(t, got.code == tt.code && strings.Contains(strings.Join(strings.Fields(got.out), " "), tt.says),
+			"%q: exit %d, want %d and %q\n%s%s", args, got.code, tt.code, tt.says, got.out, got.err)
 	}
 }
 

@@ -79,11 +79,9 @@ type (
 	emptyPlan    struct{ reconcile.Plan }
 )
 
-func (nonEmptyPlan) Empty() bool { return false }
-func (nonEmptyPlan) Changes() reconcile.Changes {
-	return reconcile.Changes{{Text: "+ something"}}
-}
-func (emptyPlan) Empty() bool { return true }
+func (nonEmptyPlan) Empty() bool                { return false }
+func (nonEmptyPlan) Changes() reconcile.Changes { return reconcile.Changes{{Text: "+ something"}} }
+func (emptyPlan) Empty() bool                   { return true }
 
 // takeoverTest is a takeover in a synctest bubble, with what it reports.
 type takeoverTest struct {
@@ -138,9 +136,7 @@ func advance(d time.Duration) {
 }
 
 // good reports a good round for want.
-func (t *takeoverTest) good(want *service.Snapshot) {
-	t.RecordRound(reconcile.Result{Snapshot: want})
-}
+func (t *takeoverTest) good(want *service.Snapshot) { t.RecordRound(reconcile.Result{Snapshot: want}) }
 
 // after advances the clock and then reports a round.
 func (t *takeoverTest) after(d time.Duration, err error) {
@@ -421,9 +417,8 @@ func TestDraining(t *testing.T) {
 				n.until = began.Add(tt.duration)
 				s.after(0, nil)
 				advance(2 * time.Minute)
-				if s.done != tt.done || n.what != "" || len(s.targets) > 0 {
-					t.Errorf("done %d times, left %q in %d places; want %d times", s.done, n.what, len(s.targets), tt.done)
-				}
+				kit.Check(t, s.done == tt.done && n.what == "" && len(s.targets) == 0,
+					"done %d times, left %q in %d places; want %d times", s.done, n.what, len(s.targets), tt.done)
 				if conditions := strings.Join(s.conditions, "\n"); tt.duration > 0 != strings.Contains(conditions, "stays until its connections end: one connection") || s.conditions[len(s.conditions)-1] != "" {
 					t.Errorf("conditions %q", s.conditions)
 				}
@@ -472,9 +467,8 @@ func TestUnreadIsNotLeft(t *testing.T) {
 			there + "the kernel is out of order",
 			"",
 		}
-		if !slices.Equal(s.conditions, want) {
-			t.Errorf("conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
-		}
+		kit.Check(t, slices.Equal(s.conditions, want),
+			"conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
 		for _, once := range []string{UnreadText, stillText} {
 			if n := strings.Count(s.logText.String(), once); n != 1 {
 				t.Errorf("%q was logged %d times:\n%s", once, n, s.logText)

@@ -128,9 +128,8 @@ func TestPauses(t *testing.T) {
 		first := s.Read(t.Context(), Selection{})
 		time.Sleep(time.Nanosecond)
 		second := s.Read(t.Context(), Selection{})
-		if s.data.reads != 2 || second.Time.Sub(first.Time) != (costFactor+1)*time.Second {
-			t.Errorf("%d readings, want 2; from %s to %s", s.data.reads, first.Time, second.Time)
-		}
+		kit.Check(t, s.data.reads == 2 && second.Time.Sub(first.Time) == (costFactor+1)*time.Second,
+			"%d readings, want 2; from %s to %s", s.data.reads, first.Time, second.Time)
 	})
 }
 
@@ -176,9 +175,8 @@ func TestNamed(t *testing.T) {
 			samples[i].Connections = uint64(1000 + i)
 		}
 		all, named := sum()
-		if len(named) != MostNamed || named["s149"] != 1149 || all != n*1000+n*(n-1)/2 {
-			t.Errorf("%d named with %v, %d in all", len(named), named, all)
-		}
+		kit.Check(t, len(named) == MostNamed && named["s149"] == 1149 && all == n*1000+n*(n-1)/2,
+			"%d named with %v, %d in all", len(named), named, all)
 		samples[0].Connections += 300 // more than those that are named, but not by far
 		if _, named = sum(); len(named) != MostNamed || named["s000"] != 0 {
 			t.Errorf("named %v, want those of before", named)
@@ -244,9 +242,8 @@ func TestRest(t *testing.T) {
 			return s.Named(t.Context())
 		}
 		n := read(dialled("10.96.0.1:80", "10.244.0.1:8080", 3), dialled("192.0.2.77:80", "10.244.0.1:8080", 9))
-		if len(n.Services) != 1 || n.Services[0].Connections != 3 || n.Rest != (Counts{}) {
-			t.Errorf("%+v, want web alone", n)
-		}
+		kit.Check(t, len(n.Services) == 1 && n.Services[0].Connections == 3 && n.Rest == (Counts{}),
+			"%+v, want web alone", n)
 		s.want = snapshot()
 		read()
 		if n = read(); len(n.Services) != 0 || len(s.named.own) != 0 || len(s.named.named) != 0 {
@@ -272,7 +269,6 @@ func TestBusiestAreNamed(t *testing.T) {
 	newcomer, quietest := serviceName{"shop", "new"}, serviceName{"shop", fmt.Sprintf("s%03d", 3*MostNamed)}
 	totals[newcomer] = Counts{Connections: 2*totals[quietest].Connections + 1}
 	r.add(totals, nil)
-	if !r.named[newcomer] || r.named[quietest] {
-		t.Errorf("named %v, want %v in place of %v", r.named, newcomer, quietest)
-	}
+	kit.Check(t, r.named[newcomer] && !r.named[quietest],
+		"named %v, want %v in place of %v", r.named, newcomer, quietest)
 }

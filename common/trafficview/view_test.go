@@ -93,9 +93,8 @@ func TestFollow(t *testing.T) {
 	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
 		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
 	}
-	if len(a.Silent) != 3 || len(a.Ended) != 2 {
-		t.Errorf("silent are %v, ended %v, want all of all Services", a.Silent, a.Ended)
-	}
+	kit.Check(t, len(a.Silent) == 3 && len(a.Ended) == 2,
+		"silent are %v, ended %v, want all of all Services", a.Silent, a.Ended)
 	q.Namespace, q.Name = "shop", "db"
 	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || len(one.Ended) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "db"}}) {
 		t.Errorf("silent of shop/db are %v, %v", one.Silent, err)

@@ -143,9 +143,8 @@ func testEventOfMany(t *testing.T, w fixture, began time.Time) {
 	e := w.event(t, "ServiceSkipped")
 	// The API server's times are whole seconds, so both may be of the same.
 	first := regexp.MustCompile(`belongs to service default/first, (which was there first|whose name sorts first, as both are of the same time)$`)
-	if e == nil || e.InvolvedObject.Name != "second" || !first.MatchString(e.Message) || e.Source.Host != "" {
-		t.Fatalf("ServiceSkipped: %+v", e)
-	}
+	kit.Need(t, e != nil && e.InvolvedObject.Name == "second" && first.MatchString(e.Message) && e.Source.Host == "",
+		"ServiceSkipped: %+v", e)
 	other.Stop(t)
 	n := 0
 	for _, e := range w.events(t) {

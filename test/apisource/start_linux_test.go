@@ -243,9 +243,8 @@ func (d *diagnosis) expect(t *testing.T, id string, words ...string) {
 	text := d.find(id)
 	kit.Check(t, len(words) != 0 || text == "", "found %s: %s", id, text)
 	for _, word := range words {
-		if d.code == 0 || !strings.Contains(text, word) {
-			t.Errorf("exit %d, %s: %q, want %q in it and another exit code than 0; all: %+v", d.code, id, text, word, d.Findings)
-		}
+		kit.Check(t, d.code != 0 && strings.Contains(text, word),
+			"exit %d, %s: %q, want %q in it and another exit code than 0; all: %+v", d.code, id, text, word, d.Findings)
 	}
 }
 

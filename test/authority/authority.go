@@ -90,9 +90,7 @@ func sign(template, parent *x509.Certificate, key, signer *ecdsa.PrivateKey) (*x
 }
 
 // NewKey makes a key for a certificate.
-func NewKey() (*ecdsa.PrivateKey, error) {
-	return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-}
+func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
 // KeyPEM encodes a key as the programs of Kubernetes read it.
 func KeyPEM(key *ecdsa.PrivateKey) ([]byte, error) {

@@ -45,9 +45,7 @@ func TestQuickRun(t *testing.T) {
 	}
 	var out bytes.Buffer
 	o := options{sizes: sizes{1100}, quick: true, only: "inside", out: filepath.Join(t.TempDir(), "benchmarks.md")}
-	if err := run(t.Context(), o, &out); err != nil {
-		t.Fatalf("run: %v", err)
-	}
+	kit.Must(t, run(t.Context(), o, &out))
 	for _, r := range rows {
 		if found := rowOf(out.String(), r.label); len(found) < 4 || found[3] == "" {
 			t.Errorf("row %q = %q, want a figure of ours", r.label, found)
@@ -68,9 +66,7 @@ func TestQuickRunOfChains(t *testing.T) {
 	}
 	var out bytes.Buffer
 	o := options{quick: true, only: "iptables", out: filepath.Join(t.TempDir(), "benchmarks.md")}
-	if err := run(t.Context(), o, &out); err != nil {
-		t.Fatalf("run: %v", err)
-	}
+	kit.Must(t, run(t.Context(), o, &out))
 	for _, v := range variants {
 		_, tables, _ := strings.Cut(out.String(), "iptables-"+v+", 300 Services")
 		for _, r := range append(programRows(v), pathRows()...) {
@@ -122,9 +118,7 @@ func TestQuickRunOfSilence(t *testing.T) {
 		t.Skip(err)
 	}
 	var out bytes.Buffer
-	if err := run(t.Context(), options{quick: true, only: "silence"}, &out); err != nil {
-		t.Fatalf("run: %v", err)
-	}
+	kit.Must(t, run(t.Context(), options{quick: true, only: "silence"}, &out))
 	for _, mode := range []string{"nftables", "iptables"} {
 		_, text, _ := strings.Cut(out.String(), "\nMode "+mode+"\n")
 		for _, r := range silenceRows() {
@@ -261,9 +255,8 @@ func TestAddresses(t *testing.T) {
 		}
 		for j := range perService + 1 {
 			a := endpointIP(i, j)
-			if !endpointPrefix.Contains(a) || seen[a.String()] {
-				t.Fatalf("endpoint %d of Service %d has address %s, twice or outside %s", j, i, a, endpointPrefix)
-			}
+			kit.Need(t, endpointPrefix.Contains(a) && !seen[a.String()],
+				"endpoint %d of Service %d has address %s, twice or outside %s", j, i, a, endpointPrefix)
 			seen[a.String()] = true
 		}
 	}
@@ -294,9 +287,8 @@ func TestAPIServerLists(t *testing.T) {
 	for i := range services.Items {
 		kit.Same(t, fmt.Sprintf("Service %d (-want +got)", i), want[i], &services.Items[i])
 	}
-	if len(services.Items) != 3 || len(parts.Items) != 3 || len(parts.Items[2].Endpoints) != perService {
-		t.Errorf("%d Services and %d EndpointSlices, want 3 and 3", len(services.Items), len(parts.Items))
-	}
+	kit.Check(t, len(services.Items) == 3 && len(parts.Items) == 3 && len(parts.Items[2].Endpoints) == perService,
+		"%d Services and %d EndpointSlices, want 3 and 3", len(services.Items), len(parts.Items))
 	for path, want := range map[string]int{
 		cidrsPath: 200, nodesPath: 200, nodesPath + "/" + ownNode: 200, nodesPath + "/other": 404, "/api/v1/pods": 404,
 		servicesPath + "?watch=true&sendInitialEvents=true": 422,
@@ -334,9 +326,7 @@ func TestAPIServerWatch(t *testing.T) {
 		Type   string
 		Object discoveryv1.EndpointSlice
 	}
-	if err := json.Unmarshal(line, &got); err != nil {
-		t.Fatalf("decode an event: %v", err)
-	}
+	kit.Must(t, json.Unmarshal(line, &got))
 	want := newSlice(0, []int{5})
 	want.ResourceVersion = "2"
 	if diff := cmp.Diff(want, &got.Object); diff != "" || got.Type != "MODIFIED" {
@@ -360,9 +350,8 @@ func TestQuickRunOfIPVS(t *testing.T) {
 	}
 	document := kit.ReadFile(t, o.out)
 	for _, x := range virtualTables(newFigures(), task{Quick: true}) {
-		if !strings.Contains(string(document), "\n### "+x.title+"\n") {
-			t.Errorf("the document has no table %q:\n%s", x.title, document)
-		}
+		kit.Check(t, strings.Contains(string(document), "\n### "+x.title+"\n"),
+			"the document has no table %q:\n%s", x.title, document)
 		_, text, _ := strings.Cut(out.String(), "\n"+x.title+"\n")
 		for _, r := range x.rows {
 			column := 2

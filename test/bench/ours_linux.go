@@ -479,9 +479,7 @@ func (n *network) close() error { return n.lab.Close() }
 // routeEndpoints makes all endpoints' addresses local on the server.
 func (n *network) routeEndpoints() error {
 	all := &net.IPNet{IP: endpointPrefix.Addr().AsSlice(), Mask: net.CIDRMask(endpointPrefix.Bits(), 32)}
-	err := n.node.Do(func() error {
-		return netlink.RouteAdd(&netlink.Route{Dst: all, Gw: n.server.IPv4.AsSlice()})
-	})
+	err := n.node.Do(func() error { return netlink.RouteAdd(&netlink.Route{Dst: all, Gw: n.server.IPv4.AsSlice()}) })
 	if err != nil {
 		return fmt.Errorf("route endpoints to the server: %w", err)
 	}

@@ -39,9 +39,8 @@ func TestPrune(t *testing.T) {
 		path := filepath.Join(dir, name)
 		kit.Must(t, errors.Join(os.Mkdir(path, 0o755), os.WriteFile(filepath.Join(path, "file"), nil, 0o600), os.Chtimes(path, old, old)))
 	}
-	if !Touch(filepath.Join(dir, "used")) || Touch(filepath.Join(dir, "none")) {
-		t.Error("Touch does not say what exists")
-	}
+	kit.Check(t, Touch(filepath.Join(dir, "used")) && !Touch(filepath.Join(dir, "none")),
+		"Touch does not say what exists")
 	kit.Must(t, Prune(dir, "kept"))
 	for name, want := range map[string]bool{"old": false, "used": true, "kept": true} {
 		if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != want {

@@ -72,9 +72,8 @@ func testApply(t *testing.T, c *Cluster) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := c.Apply(t.Context(), []byte(tc.manifest))
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("Apply = %v, want an error with %q", err, tc.want)
-			}
+			kit.Check(t, err != nil && strings.Contains(err.Error(), tc.want),
+				"Apply = %v, want an error with %q", err, tc.want)
 		})
 	}
 }
@@ -204,9 +203,8 @@ func testSetAgain(t *testing.T, c *Cluster) {
 	for _, s := range []*corev1.Service{first, second} {
 		kit.Must(t, c.Set(t.Context(), s))
 	}
-	if second.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
-		t.Errorf("affinity = %q, want that of the second Set", second.Spec.SessionAffinity)
-	}
+	kit.Check(t, second.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
+		"affinity = %q, want that of the second Set", second.Spec.SessionAffinity)
 	kit.Same(t, "ClusterIPs, -first +second", first.Spec.ClusterIPs, second.Spec.ClusterIPs)
 	kit.Check(t, first.UID == second.UID, "UID = %s, then %s: the Service was made anew", first.UID, second.UID)
 	for range 2 {

@@ -142,9 +142,8 @@ func testCompacted(t *testing.T, c *Cluster) {
 		event := <-w.ResultChan()
 		err = apierrors.FromObject(event.Object)
 	}
-	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-		t.Errorf("watch from version %s: %v, want expired", old.ResourceVersion, err)
-	}
+	kit.Check(t, apierrors.IsResourceExpired(err) || apierrors.IsGone(err),
+		"watch from version %s: %v, want expired", old.ResourceVersion, err)
 }
 
 // TestFaultProxy reads the API server from the node through a FaultProxy.
@@ -156,9 +155,7 @@ func TestFaultProxy(t *testing.T) {
 	path, err := c.Kubeconfig(Login{Server: f.URL})
 	kit.Must(t, err)
 	client := clientOn(t, lab.Node, path)
-	if err := list(t.Context(), client); err != nil {
-		t.Fatalf("list, not spoiled: %v", err)
-	}
+	kit.Must(t, list(t.Context(), client))
 	testBrokenWatch(t, client, func() {
 		if err := c.Set(t.Context(), newService("passing", corev1.ServiceSpec{})); err != nil {
 			t.Error(err)

@@ -163,9 +163,7 @@ const fieldManager = "kubeproxy-test"
 // --validate=strict does: an unknown or duplicate field is an error. Namespaced objects
 // without a namespace go to the default one. It stops at the first error, as later
 // documents may need earlier ones.
-func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
-	return c.applyAll(ctx, manifest)
-}
+func (c *Cluster) Apply(ctx context.Context, manifest []byte) error { return c.applyAll(ctx, manifest) }
 
 // Try has the API server check a manifest as Apply does, and changes nothing.
 func (c *Cluster) Try(ctx context.Context, manifest []byte) error {

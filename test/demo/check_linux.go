@@ -465,13 +465,9 @@ func (p *printer) paint(code, text string) string {
 func (p *printer) good(text string) string { return p.paint("32", text) }
 func (p *printer) bad(text string) string  { return p.paint("1;31", text) }
 
-func (p *printer) heading(text string) {
-	fmt.Fprintf(p.to, "\n%s\n", p.paint("1", text))
-}
+func (p *printer) heading(text string) { fmt.Fprintf(p.to, "\n%s\n", p.paint("1", text)) }
 
-func (p *printer) line(format string, args ...any) {
-	fmt.Fprintf(p.to, format+"\n", args...)
-}
+func (p *printer) line(format string, args ...any) { fmt.Fprintf(p.to, format+"\n", args...) }
 
 // table prints rows in aligned columns. Colours may stand in the last column
 // only, where they do not count as width.

@@ -57,9 +57,7 @@ func (w Cluster) base(v4, v6 string) string {
 }
 
 // Pod is the n-th address of a pod on the node.
-func (w Cluster) Pod(n int) netip.Addr {
-	return NthAddr(w.base("10.244.1.0", "fd00:10:244:1::"), n)
-}
+func (w Cluster) Pod(n int) netip.Addr { return NthAddr(w.base("10.244.1.0", "fd00:10:244:1::"), n) }
 
 // unallocated are addresses in ServiceCIDRs that no Service has.
 var unallocated = [...]netip.Addr{service.IPv4: NthAddr("10.96.0.0", 200), service.IPv6: NthAddr("fd00:10:96::", 200)}

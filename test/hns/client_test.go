@@ -231,9 +231,8 @@ func TestUnusableFrames(t *testing.T) {
 func TestErrorDocument(t *testing.T) {
 	c := dial(t, Start(t, Options{}))
 	got := c.call("HcnOpenNetwork", "5f0b1190-63be-4e0c-b974-bd0f55675a42", 0)
-	if got.Code != NetworkNotFound || !strings.Contains(got.Error, `"ErrorCode":2151350273`) {
-		t.Errorf("open what is not there: %v %s", got.Code, got.Error)
-	}
+	kit.Check(t, got.Code == NetworkNotFound && strings.Contains(got.Error, `"ErrorCode":2151350273`),
+		"open what is not there: %v %s", got.Code, got.Error)
 	if got := c.call("HcnCreateNetwork", "", 0, "{"); got.Code != InvalidJSON {
 		t.Errorf("half a document: %v", got.Code)
 	}

@@ -45,9 +45,8 @@ func TestForms(t *testing.T) {
 				lb := w.must("HcnCreateLoadBalancer", "", 0, text(with(asked(w.pod, "far"), "ID", "lb"))).Handle
 				made := w.must("HcnQueryLoadBalancerProperties", "", lb, "{}").Output + w.must("HcnQueryEndpointProperties", "", far, "{}").Output
 				listed := text(w.read(LoadBalancer, "lb")) + text(w.read(Endpoint, "far"))
-				if strings.Contains(made, tt.want) == later || !strings.Contains(listed, tt.want) {
-					t.Errorf("made:   %s\nlisted: %s\nwant %s", made, listed, tt.want)
-				}
+				kit.Check(t, strings.Contains(made, tt.want) != later && strings.Contains(listed, tt.want),
+					"made:   %s\nlisted: %s\nwant %s", made, listed, tt.want)
 				if pod := text(w.read(Endpoint, w.pod)); strings.Contains(pod, tt.want) {
 					t.Errorf("another program's endpoint: %s", pod)
 				}
@@ -78,9 +77,8 @@ func TestPersonalityOfEndpoints(t *testing.T) {
 		_, code := w.create(LoadBalancer, "", balancer(pod))
 		codes = append(codes, code)
 	}
-	if !slices.Equal(codes, []Code{PortNotFound, PortNotFound, OK}) {
-		t.Errorf("load balancers with a pod that starts: %v", codes)
-	}
+	kit.Check(t, slices.Equal(codes, []Code{PortNotFound, PortNotFound, OK}),
+		"load balancers with a pod that starts: %v", codes)
 }
 
 func TestCascade(t *testing.T) {

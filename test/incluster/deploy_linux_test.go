@@ -261,9 +261,8 @@ func built(t *testing.T, dir string) []map[string]any {
 	if err := yaml.Unmarshal(read(t, dir, "kustomization.yaml"), &k); err != nil {
 		t.Fatalf("%s: %v", dir, err)
 	}
-	if !k.GeneratorOptions.DisableNameSuffixHash {
-		t.Errorf("%s: names of ConfigMaps get a hash at their end, so no running proxy sees a change", dir)
-	}
+	kit.Check(t, k.GeneratorOptions.DisableNameSuffixHash,
+		"%s: names of ConfigMaps get a hash at their end, so no running proxy sees a change", dir)
 	all := documents(t, filepath.Join(dir, "objects.yaml"))
 	for _, g := range k.ConfigMapGenerator {
 		data := map[string]any{}
@@ -299,9 +298,7 @@ func documents(t *testing.T, path string) []map[string]any {
 // deploy applies the deployment, and logs in as its ServiceAccount.
 func (w *fixture) deploy(t *testing.T) {
 	t.Helper()
-	if err := w.api.Apply(t.Context(), deployment(t, "linux")); err != nil {
-		t.Fatalf("the deployment: %v", err)
-	}
+	kit.Must(t, w.api.Apply(t.Context(), deployment(t, "linux")))
 	token, err := w.api.Client.CoreV1().ServiceAccounts(system).
 		CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	kit.Must(t, err)
@@ -376,9 +373,8 @@ func testWindowsDeployment(t *testing.T, w *fixture) {
 		}
 	}
 	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
-	if spec.NodeSelector[corev1.LabelOSStable] != "linux" {
-		t.Errorf("the pods for Linux go to nodes with %v", spec.NodeSelector)
-	}
+	kit.Check(t, spec.NodeSelector[corev1.LabelOSStable] == "linux",
+		"the pods for Linux go to nodes with %v", spec.NodeSelector)
 	w.validate(t, file, "linux")
 	w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:1]
 	defer func() { w.trackOptions.Pods.Prefixes = w.trackOptions.Pods.Prefixes[:2] }()

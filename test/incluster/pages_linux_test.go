@@ -211,9 +211,8 @@ func (p *typist) typeDistributions(t *testing.T) {
 	p.configMap(t, system, "kube-proxy", "kubeconfig", serverAt("https://192.0.2.5"))
 	all := kit.Blocks(page)
 	install := all[0]
-	if !strings.Contains(install.Text, "-f values.yaml") {
-		t.Fatalf("the page does not begin with the installation, but with %s", install.Text)
-	}
+	kit.Need(t, strings.Contains(install.Text, "-f values.yaml"),
+		"the page does not begin with the installation, but with %s", install.Text)
 	for _, m := range all[1:] {
 		b := block{m}
 		switch {
@@ -254,9 +253,8 @@ func checkOrder(t *testing.T, page string) {
 		for _, m := range part.FindAllStringSubmatch(text, -1) {
 			parts = append(parts, m[1])
 		}
-		if !slices.Equal(parts, []string{"Aside", "Values", "Back", "Images"}) {
-			t.Errorf("%s has the parts %q", name, parts)
-		}
+		kit.Check(t, slices.Equal(parts, []string{"Aside", "Values", "Back", "Images"}),
+			"%s has the parts %q", name, parts)
 		distributions++
 	}
 	kit.Check(t, distributions >= 15, "%d distributions", distributions)

@@ -329,9 +329,7 @@ func hasProblem(t *testing.T, p *program.Proxy, path, field string) bool {
 // configuration, with each variant of iptables. One Service goes through all its types
 // while another one carries traffic.
 func testIPTables(t *testing.T, w *fixture) {
-	if err := w.api.Apply(t.Context(), deployment(t, "iptables")); err != nil {
-		t.Fatalf("deployment iptables: %v", err)
-	}
+	kit.Must(t, w.api.Apply(t.Context(), deployment(t, "iptables")))
 	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	w.validate(t, file, "linux")
 	proxy := spec.Containers[0]

@@ -201,9 +201,7 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	}
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{c.dir}, NodeName: netlab.NodeName}
-	if err := files.Load(t.Context(), tracker); err != nil {
-		t.Fatalf("the test's own manifests: %v", err)
-	}
+	kit.Must(t, files.Load(t.Context(), tracker))
 	want := tracker.Latest()
 	for _, p := range tracker.Problems() {
 		t.Fatalf("the test's own manifests: %s", p)
@@ -246,9 +244,8 @@ func TestModesThatCannotWork(t *testing.T) {
 		cmd := exec.Command("/usr/bin/setpriv", append([]string{"--bounding-set=-net_admin", "--inh-caps=-net_admin", kubeProxy.Path, "--manifests=" + c.dir}, tc.flags...)...)
 		cmd.Env = append(os.Environ(), "PATH="+tc.commands)
 		out, err := program.Run(t, c.Node, cmd)
-		if err == nil || err.Error() != "exit status 1" {
-			t.Errorf("%s: ended with %v, want exit status 1", tc.name, err)
-		}
+		kit.Check(t, err != nil && err.Error() == "exit status 1",
+			"%s: ended with %v, want exit status 1", tc.name, err)
 		_, last, _ := strings.Cut(out, "kube-proxy: ")
 		lines := strings.Split(strings.TrimSpace(last), "\n")
 		if len(lines) != len(tc.want) {
@@ -555,9 +552,8 @@ func (all conversations) checkSameServer(t *testing.T) {
 	t.Helper()
 	for _, o := range all {
 		a, err := o.conn.Ask(t.Context())
-		if err != nil || a.Backend != o.server {
-			t.Errorf("%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
-		}
+		kit.Check(t, err == nil && a.Backend == o.server,
+			"%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
 	}
 }
 
@@ -666,9 +662,8 @@ func (c *cluster) checkLateAnswer(t *testing.T, x judge.Call) {
 	q := x.Query()
 	q.Timeout = time.Minute
 	a, err := x.From.Ask(t.Context(), q)
-	if err != nil || a.Outcome != netlab.Answered {
-		t.Errorf("%s: %s, %v; want an answer from an endpoint that came later", x, a.Outcome, err)
-	}
+	kit.Check(t, err == nil && a.Outcome == netlab.Answered,
+		"%s: %s, %v; want an answer from an endpoint that came later", x, a.Outcome, err)
 }
 
 // established opens connections to another Service, whose endpoints change, too. The

@@ -124,9 +124,8 @@ func (d diagnosis) has(id string) bool {
 func (c *cluster) awaitSound(t *testing.T, args ...string) {
 	t.Helper()
 	var d diagnosis
-	if !kit.Soon(func() bool { d = c.diagnose(t, args...); return d.Code == 0 }) {
-		t.Fatalf("doctor finds something on a sound node: %s", d)
-	}
+	kit.Need(t, kit.Soon(func() bool { d = c.diagnose(t, args...); return d.Code == 0 }),
+		"doctor finds something on a sound node: %s", d)
 }
 
 // listenAt is the variable with the address at which this program listens in place of
@@ -506,9 +505,8 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 func checkSilent(t *testing.T, flag, said string) {
 	t.Helper()
 	for line := range strings.Lines(said) {
-		if strings.Contains(line, "acceleration") && !strings.Contains(line, `"Nothing to clean up"`) {
-			t.Errorf("%s where there is nothing: %s", flag, line)
-		}
+		kit.Check(t, !strings.Contains(line, "acceleration") || strings.Contains(line, `"Nothing to clean up"`),
+			"%s where there is nothing: %s", flag, line)
 	}
 }
 
@@ -562,9 +560,8 @@ func (c *pinned) mends(t *testing.T, id, word string, args []string, fault func(
 	fault()
 	d := c.diagnose(t, args)
 	fix := d.command(id)
-	if !strings.Contains(d.String(), word) || fix == "" && !d.has("socket-acceleration") {
-		t.Fatalf("%s, %q, with a command is not found: %s", id, word, d)
-	}
+	kit.Need(t, strings.Contains(d.String(), word) && (fix != "" || d.has("socket-acceleration")),
+		"%s, %q, with a command is not found: %s", id, word, d)
 	fix = cmp.Or(fix, "mount -t bpf bpf /sys/fs/bpf") // doctor has no command in a container
 	c.shell(t, fix)
 	if d = c.diagnose(t, args); d.has(id) {

@@ -471,9 +471,8 @@ func (r *rulesSum) judge(t *testing.T) {
 		}
 	}
 	t.Logf("-explain-seed=%d: %d packets, %d without a doubt, %d rules of which %d met a packet; explain took %s", r.seed, r.cases, r.told, r.rules, r.met, r.spent/time.Duration(max(r.cases, 1)))
-	if r.told < r.cases*7/10 {
-		t.Errorf("-explain-seed=%d: explain can tell about %d of %d packets", r.seed, r.told, r.cases)
-	}
+	kit.Check(t, r.told >= r.cases*7/10,
+		"-explain-seed=%d: explain can tell about %d of %d packets", r.seed, r.told, r.cases)
 }
 
 // loadNFT loads the rules of cases as one table of nft.

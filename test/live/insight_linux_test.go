@@ -316,9 +316,8 @@ func (c *cluster) explain(t *testing.T, q asked) {
 	code, out := c.runExplain(t, q.source, q.destination)
 	unwrapped := strings.Join(strings.Fields(out), " ")
 	for _, w := range q.want {
-		if code != q.code || !strings.Contains(unwrapped, w) {
-			t.Errorf("explain %s %s: exit %d, want %d; want %q in\n%s", q.source, q.destination, code, q.code, w, out)
-		}
+		kit.Check(t, code == q.code && strings.Contains(unwrapped, w),
+			"explain %s %s: exit %d, want %d; want %q in\n%s", q.source, q.destination, code, q.code, w, out)
 	}
 }
 
@@ -602,9 +601,8 @@ func TestStatus(t *testing.T) {
 				missing = w
 			}
 		}
-		if got != code || missing != "" {
-			t.Errorf("status %q: exit %d, want %d; missing %q in\n%s", args, got, code, missing, out)
-		}
+		kit.Check(t, got == code && missing == "",
+			"status %q: exit %d, want %d; missing %q in\n%s", args, got, code, missing, out)
 	}
 
 	check(t, 2, []string{"nobody answers at 127.0.0.1:10249", "is the proxy running on this node?"})

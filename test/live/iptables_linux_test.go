@@ -176,9 +176,8 @@ func (c *cluster) checkUnserved(t *testing.T, h *netlab.Host, to netip.AddrPort)
 	t.Helper()
 	for _, proto := range slices.Repeat([]string{"tcp", "udp"}, 4) {
 		a, err := h.Ask(t.Context(), netlab.Query{Proto: proto, To: to, Timeout: netlab.SilenceTimeout})
-		if err != nil || a.Outcome == netlab.Answered {
-			t.Errorf("%s to %s (%s): %s by %q, %v", h.Name, to, proto, a.Outcome, a.Backend, err)
-		}
+		kit.Check(t, err == nil && a.Outcome != netlab.Answered,
+			"%s to %s (%s): %s by %q, %v", h.Name, to, proto, a.Outcome, a.Backend, err)
 	}
 }
 
@@ -415,9 +414,7 @@ func TestIPTablesFlushed(t *testing.T) {
 }
 
 func TestIPTablesRestart(t *testing.T) {
-	eachVariant(t, func(t *testing.T, m mode) {
-		restarts(t, m, func(c *cluster) string { return c.listing(t) })
-	})
+	eachVariant(t, func(t *testing.T, m mode) { restarts(t, m, func(c *cluster) string { return c.listing(t) }) })
 }
 
 // TestIPTablesRendered checks that render prints what the proxy installs:

@@ -335,9 +335,8 @@ func twoProxies(t *testing.T, first, second string) {
 			t.Errorf("load %d: %s", i, r)
 		}
 	}
-	if p.Log.Has("Others had altered our rules") || q.Log.Has("Others had altered our rules") {
-		t.Error("one took the other's rules for alterations of its own")
-	}
+	kit.Check(t, !p.Log.Has("Others had altered our rules") && !q.Log.Has("Others had altered our rules"),
+		"one took the other's rules for alterations of its own")
 	p.Stop(t)
 }
 
@@ -614,9 +613,8 @@ func TestNamedProxyElsewhere(t *testing.T) {
 	c.start(t, app{name: "web", number: 10}.on(c.Host("web-1")))
 	for _, mode := range []string{"iptables", "ipvs", "userspace"} {
 		out, err := program.Run(t, c.Node, kubeProxy.Command("--manifests="+c.dir, "--proxy-mode="+mode, named))
-		if err == nil || !strings.Contains(out, "mode "+mode+" cannot work with --service-proxy-name mesh") {
-			t.Errorf("mode %s: %v\n%s", mode, err, out)
-		}
+		kit.Check(t, err != nil && strings.Contains(out, "mode "+mode+" cannot work with --service-proxy-name mesh"),
+			"mode %s: %v\n%s", mode, err, out)
 	}
 	c.awaitProgrammed(t)
 }

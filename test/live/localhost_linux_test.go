@@ -62,9 +62,8 @@ func localhostNodePorts(t *testing.T, m mode) {
 		first, err := c.Node.Ask(t.Context(), q)
 		for range 5 {
 			next, err2 := c.Node.Ask(t.Context(), q)
-			if err != nil || err2 != nil || next.Backend != first.Backend {
-				t.Errorf("%s: %s and then %s, %v, %v", q.To, first.Backend, next.Backend, err, err2)
-			}
+			kit.Check(t, err == nil && err2 == nil && next.Backend == first.Backend,
+				"%s: %s and then %s, %v, %v", q.To, first.Backend, next.Backend, err, err2)
 		}
 	}
 	a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.NodePort, service.IPv4)})
@@ -583,9 +582,8 @@ func TestHairpin(t *testing.T) {
 		if c.accelerated && x.Proto == service.TCP && x.Name == "ClusterIP of web" {
 			want = pod.Addr(a.At.Addr()) // it connects to itself, and nothing leaves it
 		}
-		if a.Backend != "web-1" || a.Client.Addr() != want {
-			t.Errorf("%s: %s by %s, who saw %s", x, a.Outcome, a.Backend, a.Client)
-		}
+		kit.Check(t, a.Backend == "web-1" && a.Client.Addr() == want,
+			"%s: %s by %s, who saw %s", x, a.Outcome, a.Backend, a.Client)
 	}
 }
 
@@ -629,9 +627,8 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 		vip := web.address(service.LoadBalancerIP, f)
 		kit.Must(t, c.Node.AddAddr(vip))
 		a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.LoadBalancerIP, f)})
-		if err != nil || a.Outcome != netlab.Answered || a.From.Addr() != vip {
-			t.Errorf("node-a to %s: %s from %s, %v", vip, a.Outcome, a.From, err)
-		}
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered && a.From.Addr() == vip,
+			"node-a to %s: %s from %s, %v", vip, a.Outcome, a.From, err)
 	}
 }
 

@@ -165,9 +165,7 @@ func (a app) protocols() []service.Protocol {
 	return slices.DeleteFunc(protocols(), func(p service.Protocol) bool { return a.plain && p == service.SCTP })
 }
 
-func apiName(p service.Protocol) corev1.Protocol {
-	return corev1.Protocol(strings.ToUpper(p.String()))
-}
+func apiName(p service.Protocol) corev1.Protocol { return corev1.Protocol(strings.ToUpper(p.String())) }
 
 func portName(p service.Protocol) string {
 	return map[service.Protocol]string{service.TCP: "lines", service.UDP: "packets", service.SCTP: "messages"}[p]

@@ -253,9 +253,8 @@ func checkMarks(t *testing.T, m mode) {
 		}
 		for _, proto := range []string{"tcp", "udp"} {
 			a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: proto, To: netip.AddrPortFrom(to, target)})
-			if err != nil || a.Outcome != netlab.Answered || a.Client != a.From {
-				t.Errorf("%s to %s: %s, sent from %s and came from %s, %v", proto, to, a.Outcome, a.From, a.Client, err)
-			}
+			kit.Check(t, err == nil && a.Outcome == netlab.Answered && a.Client == a.From,
+				"%s to %s: %s, sent from %s and came from %s, %v", proto, to, a.Outcome, a.From, a.Client, err)
 		}
 	}
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))

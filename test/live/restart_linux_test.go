@@ -177,9 +177,7 @@ func TestKilled(t *testing.T) {
 // Services, and while an endpoint is left out because it is silent. A Service that does not
 // change loses no connection. At the end the right rules are in
 // force, and there are as many as before. KUBEPROXY_NIGHTLY=1 kills 30 in each mode.
-func TestKilledWhileManifestsChange(t *testing.T) {
-	withoutIPVS(t, killedUnderChanges)
-}
+func TestKilledWhileManifestsChange(t *testing.T) { withoutIPVS(t, killedUnderChanges) }
 
 func killedUnderChanges(t *testing.T, m mode) {
 	c := newCluster(t, m)
@@ -438,9 +436,8 @@ func TestReloadBadFile(t *testing.T) {
 		tc.change()
 		p.AwaitLog(t, append(tc.said, "cannot be used", "stays")...)
 		page := p.Fetch(t, program.HealthAddr, "/healthz")
-		if page.Status != http.StatusOK || !strings.Contains(string(page.Body), tc.said[0]) {
-			t.Errorf("%s: health is %d, %s; want 200 and the reason", tc.name, page.Status, page.Body)
-		}
+		kit.Check(t, page.Status == http.StatusOK && strings.Contains(string(page.Body), tc.said[0]),
+			"%s: health is %d, %s; want 200 and the reason", tc.name, page.Status, page.Body)
 		if n, _ := p.Metric(t, "kubeproxy_config_reloads_total", "result", "rejected"); n != float64(i+1) {
 			t.Errorf("%s: %v rejections are counted, want %d", tc.name, n, i+1)
 		}
@@ -477,9 +474,8 @@ func TestReloadByRestart(t *testing.T) {
 	if err := p.Wait(t); err != nil {
 		t.Fatalf("the proxy ended with %v, want exit status 0", err)
 	}
-	if !p.Log.Has("only a new process can apply", "bindAddress") || !p.Log.Has("the rules stay in force") {
-		t.Errorf("the log does not say why the proxy ended")
-	}
+	kit.Check(t, p.Log.Has("only a new process can apply", "bindAddress") && p.Log.Has("the rules stay in force"),
+		"the log does not say why the proxy ended")
 	lines.checkSameServer(t)
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	p = c.launch(t)

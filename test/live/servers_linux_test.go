@@ -86,9 +86,8 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 	}
 	for _, at := range closed {
 		got, err := customer.Ask(t.Context(), netlab.Query{Proto: "tcp", To: at, Timeout: netlab.SilenceTimeout})
-		if err != nil || got.Outcome != netlab.TimedOut {
-			t.Errorf("%s: %s, %v; want the node's own policy to hold", at, got.Outcome, err)
-		}
+		kit.Check(t, err == nil && got.Outcome == netlab.TimedOut,
+			"%s: %s, %v; want the node's own policy to hold", at, got.Outcome, err)
 	}
 	c.write(t, "checked.yaml", nil)
 	c.awaitProgrammed(t)
@@ -142,9 +141,8 @@ func TestServersUnderFlood(t *testing.T) {
 			for try := 0; kit.Nightly() && busy > slowest && try < 3; try++ { // the machine may have much else to do
 				busy = min(busy, c.changeTimes(t, "busy", changes))
 			}
-			if kit.Nightly() && busy > slowest {
-				t.Errorf("half of %d changes took more than %s, want at most %s", changes, busy, slowest)
-			}
+			kit.Check(t, !kit.Nightly() || busy <= slowest,
+				"half of %d changes took more than %s, want at most %s", changes, busy, slowest)
 			t.Logf("half of %d changes took less than %s alone, and than %s under %d hostile connections", changes, quiet, busy, total)
 			if s := p.Status(t, program.HealthAddr, "/healthz"); s != http.StatusOK {
 				t.Errorf("/healthz answers %d", s)
@@ -444,9 +442,8 @@ func connectOften(t *testing.T, made counts, h *netlab.Host, q netlab.Query) {
 	t.Helper()
 	for range 5 {
 		answer, err := h.Ask(t.Context(), q)
-		if err != nil || answer.Outcome != netlab.Answered {
-			t.Fatalf("%s over %s from %s: %v, %v", q.To, q.Proto, h.Name, answer.Outcome, err)
-		}
+		kit.Need(t, err == nil && answer.Outcome == netlab.Answered,
+			"%s over %s from %s: %v, %v", q.To, q.Proto, h.Name, answer.Outcome, err)
 		made[q.Proto+" "+answer.At.String()]++
 	}
 }
@@ -486,9 +483,8 @@ func countTraffic(t *testing.T, m mode) {
 	p = c.launch(t)
 	for _, f := range service.Families {
 		p.AwaitLog(t, `"Programmed"`, f.String())
-		if c.mode.proxyMode() == "nftables" && !p.Log.Has(`"Programmed"`, f.String(), "changed=false") {
-			t.Errorf("a restart changed the table of %s, which holds what is to be", f)
-		}
+		kit.Check(t, c.mode.proxyMode() != "nftables" || p.Log.Has(`"Programmed"`, f.String(), "changed=false"),
+			"a restart changed the table of %s, which holds what is to be", f)
 	}
 	c.awaitCounts(t, counts{}) // those of the earlier process
 }

@@ -31,9 +31,8 @@ func TestDoctorFollows(t *testing.T) {
 	for _, part := range []string{"chain guard", "drops packets to 3 of 3 Services (shop/api, shop/db, shop/web)", "from a pod, outside"} {
 		kit.Check(t, strings.Contains(f.What, part), "%q is not in %q", part, f.What)
 	}
-	if !strings.Contains(f.Advice, "look: nft -a list chain inet corp guard; ") || f.Fix != "" {
-		t.Errorf("fix %q, advice %q", f.Fix, f.Advice)
-	}
+	kit.Check(t, strings.Contains(f.Advice, "look: nft -a list chain inet corp guard; ") && f.Fix == "",
+		"fix %q, advice %q", f.Fix, f.Advice)
 	_, command, _ := strings.Cut(f.Advice, "one connection of them: kube-proxy explain ")
 	if code, out := c.ask(t, append([]string{"explain"}, strings.Fields(command)...)...); code != 1 || !strings.Contains(out, "chain guard") {
 		t.Errorf("explain %s ends with %d:\n%s", command, code, out)

@@ -258,9 +258,8 @@ func TestModeWithoutCommands(t *testing.T) {
 	}
 	const sentence = "mode iptables cannot work here: IPv4 is the primary family by bindAddress 0.0.0.0 and cannot be programmed: iptables for IPv4: the command iptables is missing: install iptables"
 	out, err := program.Run(t, c.Node, run("--proxy-mode=iptables"))
-	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, sentence) {
-		t.Errorf("ended with %v:\n%s\nwant exit status 1 and %q", err, out, sentence)
-	}
+	kit.Check(t, err != nil && err.Error() == "exit status 1" && strings.Contains(out, sentence),
+		"ended with %v:\n%s\nwant exit status 1 and %q", err, out, sentence)
 	p := program.Start(t, c.Node, run(c.mode.flags...))
 	p.AwaitLog(t, `"Starting"`, `mode="nftables"`, `modeFrom="the best that works here"`)
 	c.awaitProgrammed(t)
@@ -309,9 +308,8 @@ func TestCleanup(t *testing.T) {
 	c.installLeftovers(t)
 	said := c.cleanUp(t, "", 0)
 	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft", "nftables table ip kube-services", "nftables table ip6 kube-services"} {
-		if !strings.Contains(said, `"Cleaned up" place="`+word+`" removed=`) {
-			t.Errorf("no word of what was removed from %s:\n%s", word, said)
-		}
+		kit.Check(t, strings.Contains(said, `"Cleaned up" place="`+word+`" removed=`),
+			"no word of what was removed from %s:\n%s", word, said)
 	}
 	kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listAllRules(t))
 	c.checkOnlyMode(t, "no mode")
@@ -338,9 +336,8 @@ func TestCleanupWithoutCommands(t *testing.T) {
 			t.Errorf("no word of what was not removed from %s:\n%s", word, said)
 		}
 	}
-	if !strings.Contains(said, `"Cleaned up" place="nftables table ip6 kube-services"`) {
-		t.Errorf("it did not go on:\n%s", said)
-	}
+	kit.Check(t, strings.Contains(said, `"Cleaned up" place="nftables table ip6 kube-services"`),
+		"it did not go on:\n%s", said)
 	c.cleanUp(t, "", 0)
 	c.checkOnlyMode(t, "no mode")
 }
@@ -352,9 +349,8 @@ func TestCleanupWithoutRights(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	cmd := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", kubeProxy.Path, "--cleanup")
 	out, err := program.Run(t, c.Node, cmd)
-	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, "CAP_NET_ADMIN") {
-		t.Errorf("ended with %v, want exit status 1 and the right that is missing:\n%s", err, out)
-	}
+	kit.Check(t, err != nil && err.Error() == "exit status 1" && strings.Contains(out, "CAP_NET_ADMIN"),
+		"ended with %v, want exit status 1 and the right that is missing:\n%s", err, out)
 }
 
 // installLeftovers installs the rules of every mode at the same time, without any
@@ -490,9 +486,7 @@ func (x change) text(t *testing.T) []byte {
 // TestChangesUnderLoad changes a Service in every way. As long as it has an endpoint, no
 // connection may be refused or lost. A UDP datagram may be lost if its endpoint is
 // removed before it answers, so UDP has tests of its own.
-func TestChangesUnderLoad(t *testing.T) {
-	withoutIPVS(t, changesUnderLoad)
-}
+func TestChangesUnderLoad(t *testing.T) { withoutIPVS(t, changesUnderLoad) }
 
 func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
 

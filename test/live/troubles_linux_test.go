@@ -214,9 +214,7 @@ func (c *troubled) ask(t *testing.T, x trouble) {
 	}
 }
 
-func (x trouble) tell(command string) bool {
-	return slices.Contains(strings.Fields(x.tells), command)
-}
+func (x trouble) tell(command string) bool { return slices.Contains(strings.Fields(x.tells), command) }
 
 // named returns whether all commands that tell of x do not end with 0, and the cause is said.
 func (c *troubled) named(x trouble) bool {
@@ -293,10 +291,8 @@ func (c *troubled) suffers(t *testing.T, x trouble) {
 	if x.to == nearIP {
 		whole.to = x.to
 	}
-	if !kit.Soon(func() bool { return c.connects(t, whole) }) {
-		t.Error("the client does not connect after it was mended")
-	}
-	if !kit.Soon(func() bool { c.ask(t, whole); return c.codes == [len(columns)]int{} }) {
-		t.Errorf("something is found after it was mended:\n%s", c)
-	}
+	kit.Check(t, kit.Soon(func() bool { return c.connects(t, whole) }),
+		"the client does not connect after it was mended")
+	kit.Check(t, kit.Soon(func() bool { c.ask(t, whole); return c.codes == [len(columns)]int{} }),
+		"something is found after it was mended:\n%s", c)
 }

@@ -313,9 +313,8 @@ func TestPagesForTheNode(t *testing.T) {
 	} {
 		kit.Equal(t, p.Status(t, program.MetricsAddr, path), http.StatusOK, "%s on the node", path)
 		page, err := program.Fetch(t.Context(), c.clientHosts()[0], net.JoinHostPort(node, "10249"), path)
-		if err != nil || page.Status != elsewhere {
-			t.Errorf("%s from elsewhere = %d, %v; want %d", path, page.Status, err, elsewhere)
-		}
+		kit.Check(t, err == nil && page.Status == elsewhere,
+			"%s from elsewhere = %d, %v; want %d", path, page.Status, err, elsewhere)
 	}
 }
 
@@ -352,9 +351,8 @@ func TestHTTPS(t *testing.T) {
 		t.Error("a key that cannot be read changed the certificate")
 	}
 	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "--tls-cert-file="+cert, "--manifests="+c.dir, "--hostname-override="+netlab.NodeName))
-	if err == nil || !strings.Contains(out, "want both, or neither") {
-		t.Errorf("a certificate without a key: %v\n%s", err, out)
-	}
+	kit.Check(t, err != nil && strings.Contains(out, "want both, or neither"),
+		"a certificate without a key: %v\n%s", err, out)
 }
 
 // served returns the number of the certificate of a server on h.

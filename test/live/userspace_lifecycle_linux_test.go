@@ -85,9 +85,8 @@ func TestUserspaceListenersAreHidden(t *testing.T) {
 		for _, h := range c.clientHosts() {
 			for _, proto := range []string{"tcp", "udp"} {
 				a, err := h.Ask(t.Context(), netlab.Query{Proto: proto, To: at, Timeout: netlab.SilenceTimeout})
-				if err != nil || a.Outcome == netlab.Answered || a.Outcome == netlab.Broken {
-					t.Errorf("%s to %s %s: %s, %v", h.Name, at, proto, a.Outcome, err)
-				}
+				kit.Check(t, err == nil && a.Outcome != netlab.Answered && a.Outcome != netlab.Broken,
+					"%s to %s %s: %s, %v", h.Name, at, proto, a.Outcome, err)
 				if a, err = h.Ask(t.Context(), netlab.Query{Proto: proto, To: netip.AddrPortFrom(c.Node.IPv4, at.Port())}); err != nil || a.Outcome != netlab.Refused {
 					t.Errorf("%s to port %d of the node, %s: %s, %v", h.Name, at.Port(), proto, a.Outcome, err)
 				}
@@ -231,9 +230,8 @@ func TestUserspaceDoesNotReachItself(t *testing.T) {
 		before := metric(t, p, "process_open_fds")
 		for _, a := range apps {
 			got, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4)})
-			if err != nil || got.Outcome != netlab.Broken {
-				t.Errorf("%s: %s, %v; want the connection to break off", a.name, got.Outcome, err)
-			}
+			kit.Check(t, err == nil && got.Outcome == netlab.Broken,
+				"%s: %s, %v; want the connection to break off", a.name, got.Outcome, err)
 		}
 		if now := metric(t, p, "process_open_fds"); now > before+20 {
 			t.Errorf("%v files are open, and were %v", now, before)

@@ -414,9 +414,8 @@ func TestUserspaceLoop(t *testing.T) {
 func checkLoopReported(t *testing.T, p, q *program.Proxy) {
 	t.Helper()
 	page := string(p.Fetch(t, program.HealthAddr, "/healthz").Body) + string(q.Fetch(t, program.HealthAddr, "/healthz").Body)
-	if !strings.Contains(page, "came through relays too often") || strings.Contains(page, "shop") {
-		t.Errorf("health says %s", page)
-	}
+	kit.Check(t, strings.Contains(page, "came through relays too often") && !strings.Contains(page, "shop"),
+		"health says %s", page)
 	n, _ := p.Metric(t, "kubeproxy_relay_refused_total", "reason", "loop")
 	m, _ := q.Metric(t, "kubeproxy_relay_refused_total", "reason", "loop")
 	kit.Check(t, n+m != 0, "no loop is counted")
@@ -452,9 +451,8 @@ func TestUserspaceFewFiles(t *testing.T) {
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: late.at(service.ClusterIP, service.IPv4)})
 	kit.Check(t, err == nil && a.Outcome == netlab.Answered, "a new Service: %s, %v", a.Outcome, err)
 	page := string(p.Fetch(t, program.HealthAddr, "/healthz").Body)
-	if !strings.Contains(page, "clients are refused") || strings.Contains(page, "192.0.2.100") {
-		t.Errorf("health says %s", page)
-	}
+	kit.Check(t, strings.Contains(page, "clients are refused") && !strings.Contains(page, "192.0.2.100"),
+		"health says %s", page)
 	page = string(p.Fetch(t, program.MetricsAddr, "/services").Body)
 	kit.Check(t, strings.Contains(page, "192.0.2.100"), "status does not say who is refused")
 	for _, conn := range idle {

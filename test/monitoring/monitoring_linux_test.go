@@ -273,9 +273,7 @@ func startBreakable(t *testing.T, s *site, n *node) {
 
 func breakCommands(t *testing.T, _ *site, n *node) func() {
 	path := n.write(t, "broken", "")
-	return func() {
-		kit.Must(t, os.Remove(path))
-	}
+	return func() { kit.Must(t, os.Remove(path)) }
 }
 
 // startCramped starts the proxy in mode userspace with fewer ports for its listeners than

@@ -78,9 +78,7 @@ type Answer struct {
 }
 
 // Masqueraded returns whether the server saw another address than the client's.
-func (a Answer) Masqueraded() bool {
-	return a.Outcome == Answered && a.Client.Addr() != a.From.Addr()
-}
+func (a Answer) Masqueraded() bool { return a.Outcome == Answered && a.Client.Addr() != a.From.Addr() }
 
 // Ask sends one request from h. It returns an error only for a result that is neither an
 // answer nor one of the other outcomes.

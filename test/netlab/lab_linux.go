@@ -562,9 +562,7 @@ func (h *Host) addLinkRoutes(dev string, prefixes []netip.Prefix) error {
 	return nil
 }
 
-func (h *Host) addDefault(via *Host) error {
-	return h.addRoutes(defaultRoutes, via)
-}
+func (h *Host) addDefault(via *Host) error { return h.addRoutes(defaultRoutes, via) }
 
 func (h *Host) addRoutes(prefixes []netip.Prefix, via *Host) error {
 	for _, p := range prefixes {

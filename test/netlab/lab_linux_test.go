@@ -142,12 +142,10 @@ func TestSourceOfChoice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, proto := range []string{"tcp", "udp", "tcp", "udp"} { // repeated at once, too
 				a := ask(t, client, Query{Proto: proto, To: netip.AddrPortFrom(pod.IPv4, 8080), From: from})
-				if from.Addr().IsValid() && a.Client.Addr() != from.Addr() {
-					t.Errorf("%s client seen as %s, want %s", proto, a.Client, from)
-				}
-				if from.Port() != 0 && a.Client.Port() != from.Port() {
-					t.Errorf("%s client seen as %s, want %s", proto, a.Client, from)
-				}
+				kit.Check(t, !from.Addr().IsValid() || a.Client.Addr() == from.Addr(),
+					"%s client seen as %s, want %s", proto, a.Client, from)
+				kit.Check(t, from.Port() == 0 || a.Client.Port() == from.Port(),
+					"%s client seen as %s, want %s", proto, a.Client, from)
 			}
 		})
 	}
@@ -243,9 +241,8 @@ func TestWithoutRoot(t *testing.T) {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestSourceOfChoice") {
-		t.Errorf("lab as another user: %v\n%s", err, out)
-	}
+	kit.Check(t, err == nil && strings.Contains(string(out), "--- PASS: TestSourceOfChoice"),
+		"lab as another user: %v\n%s", err, out)
 }
 
 func TestBadConfig(t *testing.T) {
@@ -261,9 +258,8 @@ func TestBadConfig(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lab, err := New(tc.cfg)
-			if lab != nil || err == nil || err.Error() != tc.want {
-				t.Errorf("New = %v, %v, want nil, %s", lab, err, tc.want)
-			}
+			kit.Check(t, lab == nil && err != nil && err.Error() == tc.want,
+				"New = %v, %v, want nil, %s", lab, err, tc.want)
 		})
 	}
 }
@@ -313,14 +309,12 @@ func TestClientPortsRotate(t *testing.T) {
 		port  uint16
 	}{{"tcp", 33000}, {"tcp", 33002}, {"udp", 33003}, {"tcp", 33004}} {
 		a, err := client.Ask(t.Context(), Query{Proto: next.proto, To: netip.AddrPortFrom(pod.IPv4, 8080)})
-		if err != nil || a.Outcome != Answered || a.From.Port() != next.port {
-			t.Errorf("%s: %s from %s, %v; want port %d", next.proto, a.Outcome, a.From, err, next.port)
-		}
+		kit.Check(t, err == nil && a.Outcome == Answered && a.From.Port() == next.port,
+			"%s: %s from %s, %v; want port %d", next.proto, a.Outcome, a.From, err, next.port)
 	}
 	a, err := client.Ask(t.Context(), Query{Proto: "udp", To: netip.AddrPortFrom(client.IPv4, 33005)})
-	if err != nil || a.Outcome != Refused || a.From.Port() != 33006 {
-		t.Errorf("to port 33005 of its own: %s from %s, %v; want it refused, from port 33006", a.Outcome, a.From, err)
-	}
+	kit.Check(t, err == nil && a.Outcome == Refused && a.From.Port() == 33006,
+		"to port 33005 of its own: %s from %s, %v; want it refused, from port 33006", a.Outcome, a.From, err)
 }
 
 func TestOutcomes(t *testing.T) {
@@ -440,9 +434,8 @@ func TestOpenConversation(t *testing.T) {
 		defer c.Close()
 		for range 3 {
 			a, err := c.Ask(t.Context())
-			if err != nil || a.Backend != "other-name" || a.From != a.Client {
-				t.Errorf("ask %s: %+v, %v", proto, a, err)
-			}
+			kit.Check(t, err == nil && a.Backend == "other-name" && a.From == a.Client,
+				"ask %s: %+v, %v", proto, a, err)
 		}
 		defer func() {
 			if a, err := c.Ask(t.Context()); err != nil || a.Outcome != after {
@@ -470,9 +463,8 @@ func TestLoad(t *testing.T) {
 	}
 	until(t, func() bool { return load.Report().Outcomes[Refused] > 5 })
 	r = load.Stop()
-	if r.Lost() < 5 || len(r.Errors) != 0 || r.Outcomes[Answered] != r.Backends["pod"].Count {
-		t.Errorf("load after the server closed: %s", r)
-	}
+	kit.Check(t, r.Lost() >= 5 && len(r.Errors) == 0 && r.Outcomes[Answered] == r.Backends["pod"].Count,
+		"load after the server closed: %s", r)
 }
 
 // until polls for a condition that must soon hold.
@@ -525,9 +517,8 @@ func TestSCTP(t *testing.T) {
 			if tc.to.Addr().Is4() {
 				seen = netip.MustParseAddr("10.244.1.1")
 			}
-			if a.At != tc.to || a.Client.Addr() != seen || a.From.Addr() != client.Addr(seen) {
-				t.Errorf("answer %+v", a)
-			}
+			kit.Check(t, a.At == tc.to && a.Client.Addr() == seen && a.From.Addr() == client.Addr(seen),
+				"answer %+v", a)
 			if p := tc.from.Port(); p != 0 && a.Client.Port() != p {
 				t.Errorf("port %d, want %d", a.Client.Port(), p)
 			}

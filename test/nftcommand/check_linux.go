@@ -62,8 +62,6 @@ func NeedTables(t *testing.T) {
 		return
 	}
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		t.Fatalf("ask for the kernel's version: %v", err)
-	}
+	kit.Must(t, unix.Uname(&u))
 	t.Skipf("kernel %s wants an nft newer than 1.0.6: %v", unix.ByteSliceToString(u.Release[:]), refused)
 }

@@ -117,9 +117,8 @@ func TestUpdate(t *testing.T) {
 	} {
 		kit.Check(t, strings.Contains(string(text), want), "want %q in\n%s", want, text)
 	}
-	if strings.Contains(string(text), relayNote) {
-		t.Errorf("a note on mode userspace, which lost nothing, in\n%s", text)
-	}
+	kit.Check(t, !strings.Contains(string(text), relayNote),
+		"a note on mode userspace, which lost nothing, in\n%s", text)
 	kit.Check(t, strings.Count(string(text), "| network | nftables  ") == 1, "want one run in\n%s", text)
 }
 
@@ -357,9 +356,8 @@ func TestReusedPorts(t *testing.T) {
 	l := &load{Load: Load{Network: "udp", Address: server.LocalAddr().String()}, ports: map[int]time.Time{}}
 	client, err := net.Dial("udp", l.Address)
 	kit.Must(t, err)
-	if l.reusesPort(client) || !l.reusesPort(client) {
-		t.Error("want the first use of a port to be new, and the second one not to be")
-	}
+	kit.Check(t, !l.reusesPort(client) && l.reusesPort(client),
+		"want the first use of a port to be new, and the second one not to be")
 	l.ports[client.LocalAddr().(*net.UDPAddr).Port] = time.Now().Add(-time.Hour)
 	kit.Check(t, !l.reusesPort(client), "a port that was used an hour ago counts")
 	kit.Must(t, client.Close())
@@ -508,9 +506,8 @@ func TestNetworks(t *testing.T) {
 		c := &Cluster{Network: network, folder: t.TempDir()}
 		kit.Must(t, c.configureNode(2))
 		cni, err := filepath.Glob(c.path("n2", "cni", "*"))
-		if err != nil || len(cni) != 1 {
-			t.Errorf("network %q: %v, want one file in folder cni, have %q", network, err, cni)
-		}
+		kit.Check(t, err == nil && len(cni) == 1,
+			"network %q: %v, want one file in folder cni, have %q", network, err, cni)
 		var config struct { // of all files
 			Plugins              []struct{ Type string }
 			Network, IPv6Network string
@@ -522,9 +519,8 @@ func TestNetworks(t *testing.T) {
 			}
 		}
 		kit.Same(t, fmt.Sprintf("network %q: plugin, -want +got", network), want.plugin, config.Plugins[0].Type)
-		if network == Flannel && config.Network+","+config.IPv6Network != PodCIDR {
-			t.Errorf("flannel has the ranges %+v, want %s", config, PodCIDR)
-		}
+		kit.Check(t, network != Flannel || config.Network+","+config.IPv6Network == PodCIDR,
+			"flannel has the ranges %+v, want %s", config, PodCIDR)
 		if got := len(c.networkSteps(c.Machine("n2"))); got != want.steps {
 			t.Errorf("network %q: %d steps, want %d", network, got, want.steps)
 		}
@@ -539,9 +535,8 @@ func TestOpenParts(t *testing.T) {
 	kit.WriteFile(t, filepath.Join(folder, partsFile), text)
 	c, err := OpenParts(io.Discard, folder, 3)
 	kit.Must(t, err)
-	if c.Nodes != 3 || c.Programs != "/disk/programs" || c.Store != "/disk/containerd" {
-		t.Errorf("the cluster is %+v", c)
-	}
+	kit.Check(t, c.Nodes == 3 && c.Programs == "/disk/programs" && c.Store == "/disk/containerd",
+		"the cluster is %+v", c)
 	if _, err := OpenParts(io.Discard, t.TempDir(), 3); err == nil {
 		t.Error("a folder without parts is no error")
 	}

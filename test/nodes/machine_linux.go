@@ -142,9 +142,7 @@ func (m *Machine) kill() error {
 }
 
 // remove is kill, and takes the machine's network away.
-func (m *Machine) remove() error {
-	return errors.Join(m.kill(), m.removeNamespace())
-}
+func (m *Machine) remove() error { return errors.Join(m.kill(), m.removeNamespace()) }
 
 // Command returns a command that runs in the machine as if somebody had logged in there. With
 // ctx ends its process group: nsenter(1) only waits for the command, as a process does not

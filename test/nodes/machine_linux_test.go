@@ -117,9 +117,8 @@ func TestMachine(t *testing.T) {
 	kit.Must(t, err)
 	text, err := output(cmd)
 	kit.Must(t, err)
-	if !strings.HasPrefix(text, m.Name+"\n") || !strings.HasSuffix(text, "\nlo\n") {
-		t.Errorf("a command sees another host than %s with a loopback interface:\n%s", m.Name, text)
-	}
+	kit.Check(t, strings.HasPrefix(text, m.Name+"\n") && strings.HasSuffix(text, "\nlo\n"),
+		"a command sees another host than %s with a loopback interface:\n%s", m.Name, text)
 	awaitFile(t, m.path("var/tmp/forever"), 2) // it was started again
 	before := kit.ReadFile(t, "/proc/sys/kernel/panic")
 	if cmd, err = m.Command(t.Context(), "sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
@@ -182,9 +181,8 @@ func TestClusterNames(t *testing.T) {
 		c := &Cluster{Name: name, folder: folder}
 		folders[folder], namespaces[c.Machine("n1").namespace()] = true, true
 	}
-	if len(folders) != 3 || len(namespaces) != 3 {
-		t.Errorf("three clusters have the folders %v and the namespaces %v", folders, namespaces)
-	}
+	kit.Check(t, len(folders) == 3 && len(namespaces) == 3,
+		"three clusters have the folders %v and the namespaces %v", folders, namespaces)
 	for _, name := range []string{"../a", "A", "a-b", strings.Repeat("a", 21)} {
 		if folder, err := Folder(name); err == nil {
 			t.Errorf("name %q: folder %s, want an error", name, folder)

@@ -130,9 +130,7 @@ func cardAddress(i int) string { return fmt.Sprintf("02:00:ac:1e:00:1%d", i) }
 
 // disconnectNode pulls the plug. The kernel ends a network namespace some time after the
 // last process, and its links with it, so one that boots again would find the plug in use.
-func (c *Cluster) disconnectNode(i int) error {
-	return c.Machine(control).ips("link del " + node(i))
-}
+func (c *Cluster) disconnectNode(i int) error { return c.Machine(control).ips("link del " + node(i)) }
 
 // connectNode plugs a node into the network. Each host has a route to the pods of each
 // node, unless the nodes find their ways to each other by themselves, and everything else

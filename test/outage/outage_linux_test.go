@@ -82,9 +82,8 @@ func (n *node) neverProgrammed(t *testing.T) {
 	kit.Until(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
 	r, status := n.report(t)
 	const reason = "nothing was ever programmed"
-	if status != http.StatusServiceUnavailable || r.Status["IPv4"].Reason != reason {
-		t.Errorf("%s: /healthz has status %d, %+v; want 503 and %q", n.host.Name, status, r, reason)
-	}
+	kit.Check(t, status == http.StatusServiceUnavailable && r.Status["IPv4"].Reason == reason,
+		"%s: /healthz has status %d, %+v; want 503 and %q", n.host.Name, status, r, reason)
 }
 
 // checkWrites compares the kernel's notifications about rules. Anything but elements
@@ -120,9 +119,8 @@ func testCompacted(t *testing.T, s *site) {
 	front.SetFault(cluster.Fault{})
 	n.awaitProgrammed(t)
 	n.onlyElements(t, before)
-	if n.answers(t, gone) || !n.answers(t, fresh) || !n.answers(t, moved) {
-		t.Error("what was deleted still answers, or what is there does not")
-	}
+	kit.Check(t, !n.answers(t, gone) && n.answers(t, fresh) && n.answers(t, moved),
+		"what was deleted still answers, or what is there does not")
 	lossless(t, load)
 }
 
@@ -373,12 +371,10 @@ func TestScale(t *testing.T) {
 		n.awaitProgrammed(t)
 		last = n.size(t, "change of all")
 	}
-	if last.goroutines > first.goroutines+10 {
-		t.Errorf("%.0f goroutines after %d changes of everything, %.0f before", last.goroutines, churns, first.goroutines)
-	}
-	if last.memory > 2*first.memory {
-		t.Errorf("%d bytes resident after %d changes of everything, %d before", last.memory, churns, first.memory)
-	}
+	kit.Check(t, last.goroutines <= first.goroutines+10,
+		"%.0f goroutines after %d changes of everything, %.0f before", last.goroutines, churns, first.goroutines)
+	kit.Check(t, last.memory <= 2*first.memory,
+		"%d bytes resident after %d changes of everything, %d before", last.memory, churns, first.memory)
 	n.onlyElements(t, before)
 	lossless(t, load)
 }
@@ -406,9 +402,8 @@ func (n *node) onlyElements(t *testing.T, earlier nftmonitor.Counts) {
 	written := n.counts(t).Since(earlier)
 	t.Logf("written: %s", written)
 	for kind := range written {
-		if kind != nftmonitor.NewElement && kind != nftmonitor.DeletedElement && kind != nftmonitor.Commit {
-			t.Errorf("written is a %s; want elements only", kind)
-		}
+		kit.Check(t, kind == nftmonitor.NewElement || kind == nftmonitor.DeletedElement || kind == nftmonitor.Commit,
+			"written is a %s; want elements only", kind)
 	}
 	kit.Check(t, n.touched.Load() == 0, "what stayed as it was is in %d changes", n.touched.Load())
 }

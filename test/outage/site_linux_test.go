@@ -369,9 +369,8 @@ func testPort(t *testing.T, n *node, server, port string) {
 	out, err := program.Run(t, n.host, kubeProxy.Command(n.flags(t, cluster.Login{}, "--bind-address-hard-fail=true")...))
 	wantExit(t, err, 1)
 	for _, word := range []string{server + " server", port, "address already in use"} {
-		if !strings.Contains(out, word) {
-			t.Errorf("with --bind-address-hard-fail the proxy says nothing of %q:\n%s", word, out)
-		}
+		kit.Check(t, strings.Contains(out, word),
+			"with --bind-address-hard-fail the proxy says nothing of %q:\n%s", word, out)
 	}
 
 	n.start(t, cluster.Login{})

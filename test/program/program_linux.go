@@ -508,9 +508,7 @@ func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
 // success.
 func (r *Proxy) Stop(t testing.TB) {
 	t.Helper()
-	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatalf("stop the proxy: %v", err)
-	}
+	kit.Must(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	if err := r.Wait(t); err != nil {
 		t.Errorf("stopped, the proxy ended with %v, want exit status 0", err)
 	}
@@ -566,9 +564,7 @@ func (r *Proxy) AwaitLogs(t testing.TB, words ...string) {
 // which endpoints the listeners have, so it is asked as well.
 func NewUserspaceKernel(t testing.TB, h *netlab.Host, o userspace.Options) *Kernel {
 	t.Helper()
-	k := newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
-		return userspace.NewAudit(f, o)
-	})
+	k := newKernel(t, h, func(f service.Family) (reconcile.Backend, error) { return userspace.NewAudit(f, o) })
 	k.proxyDiff = notProgrammed
 	k.tracked = k.trackedSnapshot
 	return k

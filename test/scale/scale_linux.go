@@ -216,9 +216,7 @@ func (c *Workload) create(ctx context.Context, list []*serviceState) error {
 }
 
 // Grow makes n more Services at once, and creates them.
-func (c *Workload) Grow(ctx context.Context, n int) error {
-	return c.create(ctx, c.addServices(n))
-}
+func (c *Workload) Grow(ctx context.Context, n int) error { return c.create(ctx, c.addServices(n)) }
 
 // ReplaceAll replaces every endpoint of every Service.
 func (c *Workload) ReplaceAll(ctx context.Context) error {

@@ -99,9 +99,8 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	g := &toolchain{broken: "kube-apiserver"}
 	b := testBuilder(t, g)
 	folder, err := b.folder(t.Context(), builtOnce)
-	if err == nil || !strings.Contains(err.Error(), "build kube-apiserver: no space left") {
-		t.Errorf("folder = %v, want the build's error", err)
-	}
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "build kube-apiserver: no space left"),
+		"folder = %v, want the build's error", err)
 	kit.Same(t, "built, -want +got", []string{"etcd", "lock"}, names(t, folder))
 	g.broken = ""
 	if _, err := b.folder(t.Context(), builtOnce); err != nil {

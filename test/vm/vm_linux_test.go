@@ -135,9 +135,8 @@ func TestTimeout(t *testing.T) {
 	code, err := machine(t).Run(t.Context(), vm.Job{
 		Command: []string{"bash", "-c", "echo begun; while :; do :; done"}, Timeout: 30 * time.Second, Stdout: &out,
 	})
-	if !errors.Is(err, vm.ErrTimeout) || !strings.Contains(err.Error(), "starts the command") {
-		t.Errorf("exit code %d, %v; want a timeout and the console", code, err)
-	}
+	kit.Check(t, errors.Is(err, vm.ErrTimeout) && strings.Contains(err.Error(), "starts the command"),
+		"exit code %d, %v; want a timeout and the console", code, err)
 	if out.String() != "begun\n" {
 		t.Errorf("output %q", out.String())
 	}
@@ -155,9 +154,8 @@ func TestSleep(t *testing.T) {
 // TestPanic checks that a kernel panic is an error, whatever the command's result.
 func TestPanic(t *testing.T) {
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"bash", "-c", "echo c >/proc/sysrq-trigger; sleep 1000"}})
-	if !errors.Is(err, vm.ErrDied) || !strings.Contains(err.Error(), "sysrq") {
-		t.Errorf("exit code %d, %v; want death and its reason", code, err)
-	}
+	kit.Check(t, errors.Is(err, vm.ErrDied) && strings.Contains(err.Error(), "sysrq"),
+		"exit code %d, %v; want death and its reason", code, err)
 }
 
 // features are what tests expect of the kernel and its programs. Each script succeeds if

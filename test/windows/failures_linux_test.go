@@ -164,9 +164,8 @@ func TestInitOnly(t *testing.T) {
 	}
 	for range 2 { // the second time everything exists
 		code, output := n.run(t, args...)
-		if code != 0 || !has(output, "(Overlay) is for Services", "Source VIP: ") {
-			t.Errorf("exit code %d\n%s", code, output)
-		}
+		kit.Check(t, code == 0 && has(output, "(Overlay) is for Services", "Source VIP: "),
+			"exit code %d\n%s", code, output)
 	}
 	if made := n.hns.Calls(); made.Writes("") != 1 || made.Writes(hns.Endpoint) != 1 {
 		t.Errorf("%s, want one endpoint made", made)
@@ -178,9 +177,8 @@ func TestOtherSystemsModes(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	for _, mode := range []string{"iptables", "ipvs", "nftables", "userspace"} {
 		code, output := n.run(t, "--proxy-mode="+mode, "--manifests="+wine.File(n.dir))
-		if code == 0 || !has(output, "--proxy-mode", mode, "kernelspace") {
-			t.Errorf("%s: exit code %d\n%s", mode, code, output)
-		}
+		kit.Check(t, code != 0 && has(output, "--proxy-mode", mode, "kernelspace"),
+			"%s: exit code %d\n%s", mode, code, output)
 	}
 }
 

@@ -79,9 +79,8 @@ func TestExplain(t *testing.T) {
 		t.Helper()
 		got, out := n.run(t, "explain", "10.244.1.11", destination)
 		for _, w := range words {
-			if got != code || !strings.Contains(strings.Join(strings.Fields(out), " "), w) {
-				t.Errorf("explain %s: exit %d, want %d; want %q in\n%s", destination, got, code, w, out)
-			}
+			kit.Check(t, got == code && strings.Contains(strings.Join(strings.Fields(out), " "), w),
+				"explain %s: exit %d, want %d; want %q in\n%s", destination, got, code, w, out)
 		}
 	}
 	ids := map[string]string{}
@@ -231,9 +230,8 @@ func TestDoctor(t *testing.T) {
 	expect := func(what string, found []string, words ...string) {
 		t.Helper()
 		for _, w := range words {
-			if !slices.ContainsFunc(found, func(f string) bool { return strings.Contains(f, w) }) {
-				t.Errorf("%s: no %q in %q", what, w, found)
-			}
+			kit.Check(t, slices.ContainsFunc(found, func(f string) bool { return strings.Contains(f, w) }),
+				"%s: no %q in %q", what, w, found)
 		}
 		kit.Check(t, len(found) == len(words), "%s: %d findings, want %d: %q", what, len(found), len(words), found)
 	}
@@ -266,9 +264,8 @@ func TestDoctor(t *testing.T) {
 func TestDoctorOldHNS(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 10, Minor: 1}})
 	found, _ := n.diagnose(t, "--enable-dsr")
-	if len(found) != 1 || !strings.Contains(found[0], "hns-version: HNS 10.1 has no direct server return") {
-		t.Errorf("found %q", found)
-	}
+	kit.Check(t, len(found) == 1 && strings.Contains(found[0], "hns-version: HNS 10.1 has no direct server return"),
+		"found %q", found)
 	_, text := n.run(t, "doctor", "--hostname-override="+netlab.NodeName, "--manifests="+wine.File(n.dir))
 	t.Logf("\n%s", text)
 }

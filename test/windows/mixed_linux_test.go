@@ -87,9 +87,7 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 	o.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	tracker := track.New(o)
 	files := source.Manifests{Paths: []string{n.dir}, NodeName: netlab.OtherName}
-	if err := files.Load(t.Context(), tracker); err != nil {
-		t.Fatalf("the test's own manifests: %v", err)
-	}
+	kit.Must(t, files.Load(t.Context(), tracker))
 	return tracker.Latest()
 }
 

@@ -426,9 +426,7 @@ func (h *hostProcess) rotate(t *testing.T, name string) (revoke func()) {
 	token, err := h.Client.CoreV1().ServiceAccounts(kubeSystem).CreateToken(t.Context(), h.pod.ServiceAccountName, ask, metav1.CreateOptions{})
 	kit.Must(t, err)
 	h.put(t, account+"token", []byte(token.Status.Token))
-	return func() {
-		kit.Must(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
-	}
+	return func() { kit.Must(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{})) }
 }
 
 // startPod starts the container as containerd does.

@@ -49,9 +49,8 @@ func TestPrograms(t *testing.T) {
 		"Windows version": {Program{Path: "cmd", Args: []string{"/c", "ver"}}, 0, "Microsoft Windows 10.0.20348"},
 	} {
 		code, output, err := w.Run(t.Context(), tc.program)
-		if err != nil || code != tc.code || !strings.Contains(output, tc.output) {
-			t.Errorf("%s: code %d, output %q, %v; want %d and %q", name, code, output, err, tc.code, tc.output)
-		}
+		kit.Check(t, err == nil && code == tc.code && strings.Contains(output, tc.output),
+			"%s: code %d, output %q, %v; want %d and %q", name, code, output, err, tc.code, tc.output)
 	}
 	if got, want := File("/a/b"), `Z:\a\b`; got != want {
 		t.Errorf("File = %s, want %s", got, want)
@@ -141,9 +140,8 @@ func TestHost(t *testing.T) {
 	defer l.Close()
 	w := Start(t, Options{Host: lab.Node})
 	code, output, err := w.Run(t.Context(), Program{Path: build(t, "./probe"), Args: []string{"dial", l.Addr().String()}})
-	if err != nil || code != 0 || !strings.Contains(output, "from "+lab.Node.IPv4.String()) {
-		t.Errorf("dial from the node: code %d, %v: %s", code, err, output)
-	}
+	kit.Check(t, err == nil && code == 0 && strings.Contains(output, "from "+lab.Node.IPv4.String()),
+		"dial from the node: code %d, %v: %s", code, err, output)
 }
 
 // TestCloseRemovesEverything looks for what a Wine might leave behind: its folder, its
@@ -189,9 +187,8 @@ func TestPatch(t *testing.T) {
 		{"f(X)", "X", "", ""},
 	} {
 		got, err := patch(tc.text, tc.old, tc.new)
-		if got != tc.want || (err != nil) != (tc.want == "") {
-			t.Errorf("patch(%q, %q, %q) = %q, %v, want %q", tc.text, tc.old, tc.new, got, err, tc.want)
-		}
+		kit.Check(t, got == tc.want && (err != nil) == (tc.want == ""),
+			"patch(%q, %q, %q) = %q, %v, want %q", tc.text, tc.old, tc.new, got, err, tc.want)
 	}
 }
 
@@ -300,9 +297,8 @@ func TestHNSUnreachable(t *testing.T) {
 		"HNS_SIM_ADDR=" + garbageListener(t): "(0x6be)",
 	} {
 		code, output, err := w.Run(ctx, Program{Path: exe, Args: []string{"-test.run=^TestListNetwork$"}, Env: []string{env}})
-		if err != nil || code != 1 || !strings.Contains(output, want) {
-			t.Errorf("%q: exit code %d, %v, want %q:\n%s", env, code, err, want, output)
-		}
+		kit.Check(t, err == nil && code == 1 && strings.Contains(output, want),
+			"%q: exit code %d, %v, want %q:\n%s", env, code, err, want, output)
 	}
 }
 
@@ -386,9 +382,8 @@ func packages(t *testing.T) []string {
 	text, err := cmd.Output()
 	kit.Need(t, err == nil, "go list for windows: %v", err)
 	list := strings.Fields(string(text))
-	if len(list) < 10 || !slices.Contains(list, "kubeproxy/cmd/kube-proxy") {
-		t.Fatalf("packages of kube-proxy.exe: %v", list)
-	}
+	kit.Need(t, len(list) >= 10 && slices.Contains(list, "kubeproxy/cmd/kube-proxy"),
+		"packages of kube-proxy.exe: %v", list)
 	return list
 }
 
@@ -442,9 +437,8 @@ func report(t *testing.T, results []*result) {
 	t.Helper()
 	for _, r := range results {
 		t.Run(strings.TrimPrefix(r.name, "kubeproxy/"), func(t *testing.T) {
-			if r.action != "pass" || r.passed == 0 {
-				t.Errorf("%s, %d tests passed:\n%s", r.action, r.passed, strings.Join(r.output, ""))
-			}
+			kit.Check(t, r.action == "pass" && r.passed != 0,
+				"%s, %d tests passed:\n%s", r.action, r.passed, strings.Join(r.output, ""))
 			t.Logf("%d tests passed", r.passed)
 			for test, said := range r.skipped {
 				t.Run(test, func(t *testing.T) { t.Skip(said) })

@@ -123,9 +123,8 @@ func (d *parity) awaitRecovered(t *testing.T, name string) {
 		if rest = cmp.Diff(d.before, have); rest == "" {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: ours serves something else than before (-before +now):\n%s", name, rest)
-		}
+		kit.Need(t, !time.Now().After(deadline),
+			"%s: ours serves something else than before (-before +now):\n%s", name, rest)
 	}
 }
 

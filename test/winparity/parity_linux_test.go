@@ -102,9 +102,7 @@ func interfaces(t *testing.T, h *netlab.Host) string {
 	var out strings.Builder
 	cmd := exec.CommandContext(t.Context(), "ip", "-o", "link")
 	cmd.Stdout = &out
-	if err := errors.Join(h.Start(cmd), cmd.Wait()); err != nil {
-		t.Fatalf("ip -o link: %v", err)
-	}
+	kit.Must(t, errors.Join(h.Start(cmd), cmd.Wait()))
 	return out.String()
 }
 

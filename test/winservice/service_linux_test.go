@@ -229,9 +229,8 @@ func TestServiceByConfig(t *testing.T) {
 func TestServicePaths(t *testing.T) {
 	const documented = `service install --config C:\k\kube-proxy.yaml --kubeconfig C:\k\config`
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "windows.md"))
-	if err != nil || !strings.Contains(string(page), "    kube-proxy "+documented+"\n") {
-		t.Errorf("docs/windows.md has another command (%v), want %s", err, documented)
-	}
+	kit.Check(t, err == nil && strings.Contains(string(page), "    kube-proxy "+documented+"\n"),
+		"docs/windows.md has another command (%v), want %s", err, documented)
 	s := newSite(t)
 	program := kit.ReadFile(t, s.exe)
 	for _, folder := range []string{"k", "k of node"} {

@@ -74,9 +74,8 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 			}
 			got := b.All()[0].Ports[0]
 			kit.Same(t, "(-want +got)", tt.want, got.Frontends)
-			if got.Endpoints != tt.endpoints || got.LocalEndpoints != min(tt.endpoints, 1) {
-				t.Errorf("%d endpoints, %d local", got.Endpoints, got.LocalEndpoints)
-			}
+			kit.Check(t, got.Endpoints == tt.endpoints && got.LocalEndpoints == min(tt.endpoints, 1),
+				"%d endpoints, %d local", got.Endpoints, got.LocalEndpoints)
 		})
 	}
 }
@@ -153,9 +152,8 @@ func TestHandler(t *testing.T) {
 	kit.Same(t, "(-want +got)", want, w.Body.String())
 	w = httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/x", nil))
-	if !strings.HasPrefix(w.Body.String(), `{"error":"service shop/x is not known here: `) {
-		t.Errorf("body = %s", w.Body)
-	}
+	kit.Check(t, strings.HasPrefix(w.Body.String(), `{"error":"service shop/x is not known here: `),
+		"body = %s", w.Body)
 }
 
 // TestHandlerOfMany sorts many Services, names ports, and lists endpoints for one Service alone.
@@ -201,9 +199,8 @@ func TestHandlerKnowsNothing(t *testing.T) {
 	kit.Check(t, strings.HasSuffix(w.Body.String(), `"services":[]}`+"\n"), "body = %s", w.Body)
 	w = httptest.NewRecorder()
 	(&Store{}).Handler(nil).ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
-	if w.Code != 404 || !strings.Contains(w.Body.String(), "no Service is known yet") {
-		t.Errorf("one Service: %d, %s", w.Code, w.Body)
-	}
+	kit.Check(t, w.Code == 404 && strings.Contains(w.Body.String(), "no Service is known yet"),
+		"one Service: %d, %s", w.Code, w.Body)
 }
 
 func TestSummaryCountsUnserved(t *testing.T) {

@@ -242,9 +242,8 @@ func TestRetryDump(t *testing.T) {
 				tried = append(tried, f)
 				return test.errs[len(tried)-1]
 			})
-			if !errors.Is(err, test.want) || !slices.Equal(test.tried, tried) {
-				t.Errorf("persist = %v after %v, want %v after %v", err, tried, test.want, test.tried)
-			}
+			kit.Check(t, errors.Is(err, test.want) && slices.Equal(test.tried, tried),
+				"persist = %v after %v, want %v after %v", err, tried, test.want, test.tried)
 		})
 	}
 }
@@ -313,9 +312,8 @@ func TestReadDump(t *testing.T) {
 			}
 			return nil
 		})
-		if n != tt.entries || !errors.Is(err, tt.want) {
-			t.Errorf("%s: %d entries, %v; want %d, %v", name, n, err, tt.entries, tt.want)
-		}
+		kit.Check(t, n == tt.entries && errors.Is(err, tt.want),
+			"%s: %d entries, %v; want %d, %v", name, n, err, tt.entries, tt.want)
 	}
 }
 

@@ -218,9 +218,7 @@ func isolate(t testing.TB) {
 		t.Skip("making a network namespace needs root")
 	}
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("unshare network namespace: %v", err)
-	}
+	kit.Must(t, unix.Unshare(unix.CLONE_NEWNET))
 }
 
 // newTestNet sets up the namespace and starts the endpoints.

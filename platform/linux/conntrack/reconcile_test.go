@@ -172,25 +172,22 @@ func TestSyncSaysOnceThatAModuleIsMissing(t *testing.T) {
 	s := snapshot(udp(epA), with(udp(epA), func(p *service.Port) { p.Name.Protocol = service.TCP }))
 	_, err := r.Sync(t.Context(), s)
 	want := "list IPv4 conntrack entries: the kernel lacks the module nf_conntrack_netlink: load it with modprobe"
-	if err == nil || err.Error() != want || len(k.dumps) != 1 {
-		t.Errorf("Sync = %v after %d dumps, want %s after one", err, len(k.dumps), want)
-	}
+	kit.Check(t, err != nil && err.Error() == want && len(k.dumps) == 1,
+		"Sync = %v after %d dumps, want %s after one", err, len(k.dumps), want)
 	k.dumpErr, k.dumps = nil, nil
 	if _, err := r.Sync(t.Context(), s); err != nil || r.ResyncAfter() != 0 {
 		t.Errorf("with the module: %v, and again after %s", err, r.ResyncAfter())
 	}
-	if r.connections.synced != s || r.connections.fullResync || r.datagrams.synced != s {
-		t.Errorf("not all is synced: %+v, %+v", r.connections, r.datagrams)
-	}
+	kit.Check(t, r.connections.synced == s && !r.connections.fullResync && r.datagrams.synced == s,
+		"not all is synced: %+v, %+v", r.connections, r.datagrams)
 }
 
 func TestReconcileReports(t *testing.T) {
 	k := &fake{t: t, table: []Flow{flow("10.96.0.10:53", epB), flow("192.0.2.1:30053", epB)},
 		dumpErr: errors.ErrUnsupported, deleteErr: errors.New("no"), localErr: errors.New("who knows")}
 	_, err := (&Reconciler{Driver: k}).Reconcile(t.Context(), []Rule{rule(nodePort, epA), rule(clusterIP, epA)}, snapshot())
-	if !errors.Is(err, errors.ErrUnsupported) || len(k.dumps) != 1 {
-		t.Errorf("Reconcile = %v after %d dumps, want one dump and %v", err, len(k.dumps), errors.ErrUnsupported)
-	}
+	kit.Check(t, errors.Is(err, errors.ErrUnsupported) && len(k.dumps) == 1,
+		"Reconcile = %v after %d dumps, want one dump and %v", err, len(k.dumps), errors.ErrUnsupported)
 	for _, part := range []string{"list IPv4 conntrack entries", "whether 192.0.2.1 is the node's"} {
 		kit.Check(t, err != nil && strings.Contains(err.Error(), part), "Reconcile = %v, which lacks %q", err, part)
 	}
@@ -230,9 +227,8 @@ func TestConnectionScansAreLimited(t *testing.T) {
 			}
 			left = len(k.table)
 		}
-		if scans < 1 || scans > 5 || left == 0 {
-			t.Errorf("connections were looked at %d times in 20 rounds at once, the last time too: %v", scans, left == 0)
-		}
+		kit.Check(t, scans >= 1 && scans <= 5 && left != 0,
+			"connections were looked at %d times in 20 rounds at once, the last time too: %v", scans, left == 0)
 		time.Sleep(r.ResyncAfter())
 		k.sync(r, both(epB), 1, nil)
 		k.expect()

@@ -71,13 +71,11 @@ func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want 
 		kit.Check(t, f.What != "" && f.Topic.Why() != "" && f.Fix+f.Advice != "", "says nothing: %+v", f)
 		kit.Check(t, !kit.MayHarm(f.Fix), "a command that may harm is a fix: %+v", f)
 	}
-	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	kit.Check(t, strings.Join(got, "\n") == strings.Join(want, "\n"),
+		"found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	for _, w := range words {
-		if len(seen.Findings) == 0 || !strings.Contains(seen.Findings[0].What+" "+seen.Findings[0].Advice, w) {
-			t.Errorf("%+v does not say %q", seen.Findings, w)
-		}
+		kit.Check(t, len(seen.Findings) != 0 && strings.Contains(seen.Findings[0].What+" "+seen.Findings[0].Advice, w),
+			"%+v does not say %q", seen.Findings, w)
 	}
 	kit.Check(t, len(want) != 0 || seen.Note != "", "does not say what it looked at")
 }

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/test/kit"
 )
 
 func TestOtherProxies(t *testing.T) {
@@ -52,9 +53,7 @@ func TestOtherProxies(t *testing.T) {
 		})
 	}
 	for command, is := range map[string]bool{"kube-proxy": false, "kube-proxy --config=x": false, "kube-proxy status shop/web": true, "/bin/kube-proxy doctor": true} {
-		if got := isAnotherCommand(proc.Process{Command: command}); got != is {
-			t.Errorf("%q asks: %t, want %t", command, got, is)
-		}
+		kit.Equal(t, isAnotherCommand(proc.Process{Command: command}), is, "%q asks", command)
 	}
 }
 
@@ -227,13 +226,11 @@ func TestModes(t *testing.T) {
 		}
 		return nil
 	}}).Look(t.Context())
-	if err != nil || len(seen.Findings) != 1 || seen.Findings[0].Severity != doctor.Risk {
-		t.Errorf("without the other family: %+v, %v; want a risk", seen, err)
-	}
+	kit.Check(t, err == nil && len(seen.Findings) == 1 && seen.Findings[0].Severity == doctor.Risk,
+		"without the other family: %+v, %v; want a risk", seen, err)
 	seen, err = n.modeCheck(Mode{Name: "ipvs", Optional: true, Probe: func(service.Family) error { return errors.New("nothing") }}).Look(t.Context())
-	if err != nil || len(seen.Findings) != 1 || seen.Findings[0].Severity != doctor.Risk {
-		t.Errorf("a mode that need not work: %+v, %v; want one risk", seen, err)
-	}
+	kit.Check(t, err == nil && len(seen.Findings) == 1 && seen.Findings[0].Severity == doctor.Risk,
+		"a mode that need not work: %+v, %v; want one risk", seen, err)
 }
 
 const (

@@ -327,9 +327,8 @@ func TestSetsAsMade(t *testing.T) {
 // wantError checks the text of an error, and its kind unless that is nil.
 func wantError(t *testing.T, err error, text string, kind error) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), text) || kind != nil && !errors.Is(err, kind) {
-		t.Errorf("error %v\nwant %s, of kind %v", err, text, kind)
-	}
+	kit.Check(t, err != nil && strings.Contains(err.Error(), text) && (kind == nil || errors.Is(err, kind)),
+		"error %v\nwant %s, of kind %v", err, text, kind)
 }
 
 // TestOtherSet checks that every operation on a set of another type or family reports

@@ -118,9 +118,8 @@ func TestRefusedLineIsNamed(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		c := change{writes: []chain{{id{nat, "KUBE-SVC-BAD"}, []string{"-p tcp -j RETURN", "-p tcp --no-such-option -j RETURN"}}}}
 		err := b.driver.Restore(context.Background(), c.text())
-		if err == nil || errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "no-such-option") {
-			t.Errorf("Restore = %v, want the line to be named", err)
-		}
+		kit.Check(t, err != nil && !errors.Is(err, ErrBusy) && strings.Contains(err.Error(), "no-such-option"),
+			"Restore = %v, want the line to be named", err)
 		kit.Must(t, os.Remove(b.driver.(*runner).path("-restore")))
 		if err := b.driver.Restore(context.Background(), c.text()); !errors.Is(err, ErrBusy) {
 			t.Errorf("without the command: Restore = %v, want ErrBusy, as nothing was refused", err)

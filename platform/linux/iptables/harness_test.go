@@ -22,15 +22,11 @@ import (
 
 var errInjected = backendtest.ErrInjected
 
-func TestSuites(t *testing.T) {
-	runSuites(t, 0, Options{})
-}
+func TestSuites(t *testing.T) { runSuites(t, 0, Options{}) }
 
 // The suites pass if iptables-restore gets new chains in pieces, and with lists of two
 // endpoints that have branches.
-func TestSuitesInPieces(t *testing.T) {
-	runSuites(t, 7, Options{ListSize: 1})
-}
+func TestSuitesInPieces(t *testing.T) { runSuites(t, 7, Options{ListSize: 1}) }
 
 func runSuites(t *testing.T, piece int, o Options) {
 	backendtest.Run(t, backendtest.Harness{

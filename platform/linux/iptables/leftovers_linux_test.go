@@ -165,9 +165,8 @@ func TestLeftoversOfLoopback(t *testing.T) {
 func wantFound(t *testing.T, r Leftovers, want string) {
 	t.Helper()
 	got, err := r.Find(t.Context())
-	if err != nil || want == "" && got != "" || !strings.HasPrefix(got, want) {
-		t.Errorf("Find = %q, %v; want %q", got, err, want)
-	}
+	kit.Check(t, err == nil && (want != "" || got == "") && strings.HasPrefix(got, want),
+		"Find = %q, %v; want %q", got, err, want)
 }
 
 func restore(t *testing.T, b *Backend, text string) {

@@ -76,9 +76,8 @@ func TestListShares(t *testing.T) {
 		apply(t, newBackend(service.IPv4, k), wide(1, widePort(1, n)))
 		all := map[string]float64{}
 		longest := shares(t, k, portChainName(clusterPrefix, widePort(1, 1)), 1, all)
-		if len(all) != n || longest > 120 {
-			t.Errorf("%d endpoints: %d in the rules, %d rules for a connection", n, len(all), longest)
-		}
+		kit.Check(t, len(all) == n && longest <= 120,
+			"%d endpoints: %d in the rules, %d rules for a connection", n, len(all), longest)
 		for to, p := range all {
 			kit.Check(t, math.Abs(p*float64(n)-1) <= 1e-4, "%d endpoints: %s has %g of the connections", n, to, p)
 		}
@@ -146,9 +145,8 @@ func TestTraceList(t *testing.T) {
 	w, err := b.Trace(t.Context(), want, route.Conn{
 		Protocol: service.TCP, From: netip.MustParseAddr("10.244.9.9"), To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0",
 	}, generate.IsNodeLocal)
-	if err != nil || len(w.Faults) > 0 || len(w.Targets) != 200 {
-		t.Fatalf("%d targets, faults %q, %v", len(w.Targets), w.Faults, err)
-	}
+	kit.Need(t, err == nil && len(w.Faults) == 0 && len(w.Targets) == 200,
+		"%d targets, faults %q, %v", len(w.Targets), w.Faults, err)
 	lists := slices.DeleteFunc(slices.Clone(w.Hops), func(h explain.Hop) bool { return !strings.HasPrefix(h.Does, "one of ") })
 	kit.Check(t, len(lists) == 1 && strings.HasPrefix(lists[0].Does, "one of 200 endpoints: "), "hops %+v", w.Hops)
 }
@@ -188,9 +186,8 @@ func TestJumpsBehindWhatPasses(t *testing.T) {
 			if tc.moves {
 				want = append(slices.Clone(rules), tc.rule)
 			}
-			if !slices.Equal(got, want) {
-				t.Errorf("chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
-			}
+			kit.Check(t, slices.Equal(got, want),
+				"chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			line := strings.Join(p.Outcome().Drift, "\n")
 			if reported := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(packet.Split(tc.rule))); reported != tc.moves {
 				t.Errorf("reported %t, want %t: %q", reported, tc.moves, p.Outcome().Drift)

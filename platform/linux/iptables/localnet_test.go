@@ -167,13 +167,11 @@ func TestDormantTableOfAnother(t *testing.T) {
 	b := NewWith(service.IPv6, Options{MasqueradeBit: 14}, locked{k})
 	for range 2 {
 		p, err := b.Plan(t.Context(), simple(3))
-		if err != nil || p.Empty() || !strings.Contains(p.Changes().String(), "~ nat table: active") {
-			t.Fatalf("plan %v, %v, want one that activates table nat", p, err)
-		}
+		kit.Need(t, err == nil && !p.Empty() && strings.Contains(p.Changes().String(), "~ nat table: active"),
+			"plan %v, %v, want one that activates table nat", p, err)
 		err = p.Apply(t.Context()).Err
-		if err == nil || !strings.Contains(err.Error(), "nft add table ip6 nat") {
-			t.Errorf("error %v, want one with a command", err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "nft add table ip6 nat"),
+			"error %v, want one with a command", err)
 	}
 	if !slices.Contains(k.Tables[nat]["PREROUTING"], "-j KUBE-SERVICES") {
 		t.Errorf("rules are missing:\n%s", k.Text())

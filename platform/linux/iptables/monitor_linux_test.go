@@ -85,9 +85,8 @@ func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
 					})
 				}
 				runCommand(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark "+mark, env)
-				if !poll(func() bool { return touched(t, b) }) {
-					t.Errorf("mark %s, environment %q: not noticed", mark, env)
-				}
+				kit.Check(t, poll(func() bool { return touched(t, b) }),
+					"mark %s, environment %q: not noticed", mark, env)
 				if p := apply(t, b, want); len(p.Outcome().Drift) != 1 {
 					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Outcome().Drift)
 				}
@@ -189,9 +188,8 @@ func TestLockSurvives(t *testing.T) {
 	for range 3 {
 		kit.Must(t, l.hold(context.Background(), waitTimeout))
 		l.release()
-		if !l.usedByOthers() || l.usedByOthers() {
-			t.Error("a new file is to be heard of once, and we ourselves are not")
-		}
+		kit.Check(t, l.usedByOthers() && !l.usedByOthers(),
+			"a new file is to be heard of once, and we ourselves are not")
 		kit.Must(t, os.Remove(l.path))
 	}
 }

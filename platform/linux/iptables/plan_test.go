@@ -207,9 +207,8 @@ func TestRemovedWhileDown(t *testing.T) {
 		}
 		apply(t, newBackend(f, k), service.New(1, &service.Node{}, []*service.Port{dns}))
 		removed := apply(t, newBackend(f, k), service.New(2, &service.Node{}, nil)).Outcome().Removed
-		if len(removed) != 1 || len(removed[0].Frontends) != 1 {
-			t.Fatalf("%s: %d ports are said to go, want one", f, len(removed))
-		}
+		kit.Need(t, len(removed) == 1 && len(removed[0].Frontends) == 1,
+			"%s: %d ports are said to go, want one", f, len(removed))
 		got, want := removed[0].Frontends[0], dns.Frontends[0]
 		if removed[0].Family != f || removed[0].Name.Protocol != service.UDP || got.Addr != want.Addr || got.Port != want.Port {
 			t.Errorf("%s: %+v is said to go", f, *removed[0])
@@ -385,9 +384,8 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	kit.Need(t, err == nil, "Plan: %v", err)
 	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
-	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
-		t.Errorf("Apply = %v, want one failure of web-042", err)
-	}
+	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-042" && errors.Is(failed[0], errInjected),
+		"Apply = %v, want one failure of web-042", err)
 	if got := strings.Count(k.Text(), "shop/web-"); got != 198 {
 		t.Errorf("%d entries programmed, want 198", got)
 	}
@@ -450,9 +448,8 @@ func TestPieces(t *testing.T) {
 	kit.Need(t, k.Restores >= 5, "%d texts, want many", k.Restores)
 	for i, text := range k.Texts[:len(k.Texts)-1] {
 		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, "-I ") || strings.HasPrefix(line, "-X ") {
-				t.Errorf("text %d of %d changes what packets meet: %s", i+1, len(k.Texts), line)
-			}
+			kit.Check(t, !strings.HasPrefix(line, "-I ") && !strings.HasPrefix(line, "-X "),
+				"text %d of %d changes what packets meet: %s", i+1, len(k.Texts), line)
 		}
 		if n := strings.Count(text, "\n-A "); n > 3*k.Piece {
 			t.Errorf("text %d has %d rules", i+1, n)

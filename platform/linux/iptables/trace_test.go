@@ -176,9 +176,8 @@ func TestTraceLoopback(t *testing.T) {
 	for routed, faults := range map[bool]int{true: 0, false: 1} {
 		k.RouteLocalnet = routed
 		w, err := b.Trace(t.Context(), want, c, generate.IsNodeLocal)
-		if err != nil || w.Action != route.Forward || w.ByDesign == "" || len(w.Faults) != faults {
-			t.Errorf("route_localnet %t: %+v, %v; want %d faults", routed, w, err, faults)
-		}
+		kit.Check(t, err == nil && w.Action == route.Forward && w.ByDesign != "" && len(w.Faults) == faults,
+			"route_localnet %t: %+v, %v; want %d faults", routed, w, err, faults)
 	}
 }
 

@@ -146,9 +146,8 @@ func TestDrainOwned(t *testing.T) {
 			step.before()
 		}
 		stays, err := drainOwned(t.Context(), k, o.ownedServers, step.lasted)
-		if err != nil || stays.String() != step.stays || len(stays.cut) != step.cut {
-			t.Errorf("after %s: %q, %d cut, %v; want %q, %d", step.lasted, stays, len(stays.cut), err, step.stays, step.cut)
-		}
+		kit.Check(t, err == nil && stays.String() == step.stays && len(stays.cut) == step.cut,
+			"after %s: %q, %d cut, %v; want %q, %d", step.lasted, stays, len(stays.cut), err, step.stays, step.cut)
 		kit.Same(t, fmt.Sprintf("after %s (-want +got)", step.lasted), step.want, k.summary())
 	}
 }
@@ -195,9 +194,8 @@ func wantMasqueraded(t *testing.T, k *fake, proto service.Protocol) {
 	} {
 		from.Protocol, from.To = proto, netip.AddrPortFrom(generate.NodeAddr[service.IPv4], 30080)
 		got := trace(k, from)
-		if got.Action != route.Forward || len(got.Targets) == 0 {
-			t.Errorf("from %s: %+v, want an endpoint", from.From, got)
-		}
+		kit.Check(t, got.Action == route.Forward && len(got.Targets) != 0,
+			"from %s: %+v, want an endpoint", from.From, got)
 		for _, a := range got.Targets {
 			kit.Check(t, got.Masq[a], "from %s: the answer of %s does not come through this node", from.From, a)
 		}

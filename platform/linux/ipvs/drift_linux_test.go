@@ -155,9 +155,8 @@ func TestKernelExcluded(t *testing.T) {
 			t.Error(err)
 		}
 		s, err := other.driver.Read(t.Context())
-		if err != nil || len(s.servers) != 1 || s.servers[at] == nil || s.servers[at].scheduler != "wlc" {
-			t.Errorf("after a cleanup there is %v, %v, want that of the other program", s.servers, err)
-		}
+		kit.Check(t, err == nil && len(s.servers) == 1 && s.servers[at] != nil && s.servers[at].scheduler == "wlc",
+			"after a cleanup there is %v, %v, want that of the other program", s.servers, err)
 		_, _ = b.Close(), other.Close()
 	})
 }

@@ -96,9 +96,7 @@ func TestChangesAfterRefusals(t *testing.T) {
 func refuseRules(w generate.Cluster, want *service.Snapshot) func(op) error {
 	ports := portsOf(want, w.Family)
 	if n := w.DrawInt("refused rules", 8); n < len(ports) {
-		return func(op) error {
-			return &reconcile.PortError{Family: w.Family, Name: ports[n].Name, Err: errInjected}
-		}
+		return func(op) error { return &reconcile.PortError{Family: w.Family, Name: ports[n].Name, Err: errInjected} }
 	}
 	return nil
 }

@@ -310,9 +310,8 @@ func TestNetlinkMatchesLibrary(t *testing.T) {
 			kit.Must(t, err)
 			for at, l := range s.servers {
 				asked, err := k.Dests(t.Context(), at)
-				if err != nil || !slices.Equal(asked, l.dests) {
-					t.Errorf("%s: %v, %v by netlink, %v in the list", at, asked, err, l.dests)
-				}
+				kit.Check(t, err == nil && slices.Equal(asked, l.dests),
+					"%s: %v, %v by netlink, %v in the list", at, asked, err, l.dests)
 			}
 			wantLibrarySees(t, k, s)
 			_ = b.Close()

@@ -40,15 +40,12 @@ func TestListing(t *testing.T) {
 	}
 	kit.Must(t, fillDests(servers, strings.NewReader(listing)))
 	want := dest{addr: netip.MustParseAddrPort("10.244.1.12:8080"), weight: 1, conns: 5}
-	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 || !tcp.dests[0].wrongMode {
-		t.Errorf("TCP: %+v", tcp.dests)
-	}
-	if !udp.destsKnown || len(udp.dests) > 0 || omitted.destsKnown {
-		t.Errorf("UDP: %+v, one that is left out: %+v", udp, omitted)
-	}
-	if len(sctp.dests) != 1 || sctp.dests[0].addr != netip.MustParseAddrPort("[fd00:10:244:1::11]:8080") {
-		t.Errorf("SCTP: %+v", sctp.dests)
-	}
+	kit.Check(t, len(tcp.dests) == 2 && tcp.dests[1] == want && tcp.dests[0].weight == 0 && tcp.dests[0].wrongMode,
+		"TCP: %+v", tcp.dests)
+	kit.Check(t, udp.destsKnown && len(udp.dests) == 0 && !omitted.destsKnown,
+		"UDP: %+v, one that is left out: %+v", udp, omitted)
+	kit.Check(t, len(sctp.dests) == 1 && sctp.dests[0].addr == netip.MustParseAddrPort("[fd00:10:244:1::11]:8080"),
+		"SCTP: %+v", sctp.dests)
 	if err := fillDests(servers, strings.NewReader("TCP 0A60000A:0050 rr\n -> nonsense Masq 1 0 0\n")); err == nil {
 		t.Error("nonsense is taken for a destination")
 	}

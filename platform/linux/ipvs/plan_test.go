@@ -239,18 +239,16 @@ func TestForeignServers(t *testing.T) {
 	b := newBackend(service.IPv4, k, excluded)
 	err := planOf(t, b, snapshot(node, web(1, 1, service.TCP))).Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
-	if len(failed) != 2 || !errors.Is(failed[0], errForeign) || !errors.Is(failed[1], errForeign) {
-		t.Errorf("Apply = %v, want two that somebody else has", err)
-	}
+	kit.Check(t, len(failed) == 2 && errors.Is(failed[0], errForeign) && errors.Is(failed[1], errForeign),
+		"Apply = %v, want two that somebody else has", err)
 	kit.Must(t, b.Cleanup(context.Background()))
 	for _, x := range at {
 		if k.servers[x] == nil || k.servers[x].scheduler != "wlc" {
 			t.Errorf("the virtual server at %s is now %v", x, k.servers[x])
 		}
 	}
-	if len(k.servers) != 3 || len(k.routes) > 0 || k.device {
-		t.Errorf("cleanup left %v, %v, device %t", k.servers, k.routes, k.device)
-	}
+	kit.Check(t, len(k.servers) == 3 && len(k.routes) == 0 && !k.device,
+		"cleanup left %v, %v, device %t", k.servers, k.routes, k.device)
 }
 
 // TestNoAddressWithoutRules checks that an address gets no route without rules: packets
@@ -295,9 +293,8 @@ func TestChangeAsksNothing(t *testing.T) {
 	apply(t, b, first)
 	reads, ops := k.reads, k.ops
 	apply(t, b, first.With(2, first.Node, []service.Change{{Old: ports[7], New: web(7, 3, service.TCP)}}))
-	if k.reads != reads || k.ops != ops+1 {
-		t.Errorf("%d listings and %d steps for one endpoint, want 0 and 1", k.reads-reads, k.ops-ops)
-	}
+	kit.Check(t, k.reads == reads && k.ops == ops+1,
+		"%d listings and %d steps for one endpoint, want 0 and 1", k.reads-reads, k.ops-ops)
 }
 
 // TestPartialSnapshotTakesNothingAway checks that leftovers of an earlier process stay
@@ -309,9 +306,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	part := snapshot(web(0, 1, service.TCP))
 	part.Incomplete = true
 	apply(t, b, part)
-	if len(k.servers) != 2 || len(k.routes) != 2 {
-		t.Errorf("%d virtual servers and %d addresses, want 2 and 2", len(k.servers), len(k.routes))
-	}
+	kit.Check(t, len(k.servers) == 2 && len(k.routes) == 2,
+		"%d virtual servers and %d addresses, want 2 and 2", len(k.servers), len(k.routes))
 	whole := snapshot(web(0, 1, service.TCP))
 	if p := apply(t, b, whole); len(p.Outcome().Removed) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
 		t.Errorf("%d reported as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Outcome().Removed), len(k.servers), len(k.routes))
@@ -492,9 +488,8 @@ func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 		}
 		_, routed := k.routes[first.Addr]
 		_, other := k.routes[two.Frontends[0].Addr]
-		if routed || k.servers[first] != nil || !other {
-			t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
-		}
+		kit.Check(t, !routed && k.servers[first] == nil && other,
+			"the addresses are %v and the virtual servers %v", k.routes, k.servers)
 	}
 	b.rules.(*fakeRules).refuse = nil
 	apply(t, b, snapshot(one, two))

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // TestPollingFindsExternalChanges checks that foreign changes of virtual servers are
@@ -33,9 +34,7 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 		var touches atomic.Int32
 		go func() { _ = b.Watch(ctx, func() { touches.Add(1) }) }()
 		time.Sleep(2*pollInterval + time.Millisecond)
-		if touches.Load() == 0 {
-			t.Fatal("nobody looks")
-		}
+		kit.Need(t, touches.Load() != 0, "nobody looks")
 		p := planOf(t, b, s)
 		if len(p.Outcome().Drift) == 0 {
 			t.Errorf("a virtual server that is gone is no drift: %s", p.Changes())
@@ -146,9 +145,8 @@ func TestSettingsAreCompared(t *testing.T) {
 	if p := apply(t, b, s); len(p.Outcome().Drift) > 0 {
 		t.Errorf("at the start, drift is %q", p.Outcome().Drift)
 	}
-	if !slices.Equal(k.scopes, []settingsScope{scopeStartup}) || len(k.missingSettings) > 0 {
-		t.Errorf("looked at %v, which leaves %q", k.scopes, k.missingSettings)
-	}
+	kit.Check(t, slices.Equal(k.scopes, []settingsScope{scopeStartup}) && len(k.missingSettings) == 0,
+		"looked at %v, which leaves %q", k.scopes, k.missingSettings)
 	k.missingSettings = []string{"net.ipv4.vs.conntrack = 1"}
 	if p := planOf(t, b, s); !p.Empty() {
 		t.Errorf("a round that compares nothing: %s", p.Changes())
@@ -158,9 +156,7 @@ func TestSettingsAreCompared(t *testing.T) {
 	if drift := p.Outcome().Drift; !slices.Equal(drift, []string{"altered: setting net.ipv4.vs.conntrack = 1"}) || len(k.missingSettings) > 0 {
 		t.Errorf("the drift is %q, and %q is left", drift, k.missingSettings)
 	}
-	if !slices.Equal(k.scopes, []settingsScope{scopeStartup, scopeRunning}) {
-		t.Errorf("looked at %v", k.scopes)
-	}
+	kit.Check(t, slices.Equal(k.scopes, []settingsScope{scopeStartup, scopeRunning}), "looked at %v", k.scopes)
 }
 
 // TestLoadingDoesNotSlowPolling checks that the time for loading IPVS does not delay

@@ -64,9 +64,8 @@ func TestRoutesOfAnInterfaceThatIsDown(t *testing.T) {
 func wantRoutes(t *testing.T, k *kernel, usable bool, n int) {
 	t.Helper()
 	got, routes, err := k.readRoutes()
-	if err != nil || got != usable || len(routes) != n {
-		t.Errorf("%s: readRoutes = %t, %v, %v; want %t and %d routes", k.family, got, routes, err, usable, n)
-	}
+	kit.Check(t, err == nil && got == usable && len(routes) == n,
+		"%s: readRoutes = %t, %v, %v; want %t and %d routes", k.family, got, routes, err, usable, n)
 }
 
 // TestMarkRules reads a rule as wg-quick makes it.
@@ -145,9 +144,8 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 				for _, list := range [][]localRoute{s.routes, routes} {
 					slices.SortFunc(list, func(a, b localRoute) int { return a.addr.Compare(b.addr) })
 				}
-				if !slices.Equal(s.routes, routes) {
-					t.Errorf("%s, %s: addresses of Services %v, want %v", f, when, s.routes, routes)
-				}
+				kit.Check(t, slices.Equal(s.routes, routes),
+					"%s, %s: addresses of Services %v, want %v", f, when, s.routes, routes)
 				if nodePort := s.servers[addressAt(outer, 30999, p.Name.Protocol)] != nil; nodePort == slices.Contains(ours, outer) {
 					t.Errorf("%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
 				}
@@ -228,9 +226,8 @@ func TestInterruptedLists(t *testing.T) {
 				calls++
 				return calls, err
 			})
-			if n != c.calls || calls != c.calls || !errors.Is(err, c.want) {
-				t.Errorf("%d calls, list %d, %v; want %d calls and %v", calls, n, err, c.calls, c.want)
-			}
+			kit.Check(t, n == c.calls && calls == c.calls && errors.Is(err, c.want),
+				"%d calls, list %d, %v; want %d calls and %v", calls, n, err, c.calls, c.want)
 		})
 	}
 }

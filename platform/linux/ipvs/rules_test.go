@@ -59,9 +59,8 @@ func TestCommentFollowsAddress(t *testing.T) {
 				b = n.start(service.IPv4)
 			}
 			n.sets.Refuse = func(step, set string) error {
-				if step == "del" && set == setName(service.IPv4, x.set) {
-					t.Errorf("%s, restart %t: an element of %s was deleted", name, restart, set)
-				}
+				kit.Check(t, step != "del" || set != setName(service.IPv4, x.set),
+					"%s, restart %t: an element of %s was deleted", name, restart, set)
 				return nil
 			}
 			if drift := applyRules(t, b, x.next).Outcome().Drift; len(drift) > 0 {
@@ -227,9 +226,8 @@ func TestMuchDrift(t *testing.T) {
 	clear(n.sets.ByName["KUBE-VS-EXTERNAL"].Members)
 	n.clock = n.clock.Add(sizesInterval)
 	drift := generate.Plan(t, b, want).Outcome().Drift
-	if len(drift) != reconcile.MaxDrift+1 || drift[reconcile.MaxDrift] != "and 10 more" {
-		t.Errorf("the drift is %q", drift)
-	}
+	kit.Check(t, len(drift) == reconcile.MaxDrift+1 && drift[reconcile.MaxDrift] == "and 10 more",
+		"the drift is %q", drift)
 }
 
 // TestChangesAreNoDrift checks that neither leftovers of an earlier process nor changes
@@ -473,9 +471,8 @@ func TestNodePortGivesWay(t *testing.T) {
 		}
 		applyRules(t, b, s)
 		rules := n.tables.Tables["nat"]["KUBE-VS-TARGETS"]
-		if len(rules) != 1 || !strings.HasSuffix(rules[0], " "+x.want) {
-			t.Errorf("it leads to %q, want %s", rules, x.want)
-		}
+		kit.Check(t, len(rules) == 1 && strings.HasSuffix(rules[0], " "+x.want),
+			"it leads to %q, want %s", rules, x.want)
 	}
 }
 

@@ -135,9 +135,8 @@ func TestKernelKeepsForeignServers(t *testing.T) {
 		apply(t, b, snapshot(web(1, 2, service.TCP)))
 		kit.Must(t, b.Cleanup(context.Background()))
 		all, err := h.GetServices()
-		if err != nil || len(all) != 1 || all[0].Port != 443 {
-			t.Errorf("%d virtual servers are left, %v, want one", len(all), err)
-		}
+		kit.Check(t, err == nil && len(all) == 1 && all[0].Port == 443,
+			"%d virtual servers are left, %v, want one", len(all), err)
 		dests, err := h.GetDestinations(other)
 		kit.Check(t, err == nil && len(dests) == 1 && dests[0].Weight == 7, "its destinations are %v, %v", dests, err)
 		if what, err := (Leftovers{Family: service.IPv4}).Find(context.Background()); what != "" || err != nil {

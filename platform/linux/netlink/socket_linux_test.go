@@ -178,8 +178,7 @@ func TestRetryInterrupted(t *testing.T) {
 			}
 			return nil
 		})
-		if !errors.Is(err, want) || n != min(interruptions+1, maxAttempts) {
-			t.Errorf("%d interruptions: asked %d times, %v; want %v", interruptions, n, err, want)
-		}
+		kit.Check(t, errors.Is(err, want) && n == min(interruptions+1, maxAttempts),
+			"%d interruptions: asked %d times, %v; want %v", interruptions, n, err, want)
 	}
 }

@@ -131,14 +131,12 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	}
 	gone := adopt(t, k, simple(1))
 	for name := range k.table.sets {
-		if !slices.ContainsFunc(baseSets, func(s *set) bool { return s.name == name }) {
-			t.Errorf("set %s is left of\n%s", name, gone)
-		}
+		kit.Check(t, slices.ContainsFunc(baseSets, func(s *set) bool { return s.name == name }),
+			"set %s is left of\n%s", name, gone)
 	}
 	for name := range k.table.chains {
-		if strings.HasPrefix(name, "affinity-") || strings.HasPrefix(name, "remember-") {
-			t.Errorf("chain %s is left of\n%s", name, gone)
-		}
+		kit.Check(t, !strings.HasPrefix(name, "affinity-") && !strings.HasPrefix(name, "remember-"),
+			"chain %s is left of\n%s", name, gone)
 	}
 }
 

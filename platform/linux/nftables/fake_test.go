@@ -448,9 +448,7 @@ func (n *node) Check(*rapid.T, *service.Snapshot) {}
 type fataler interface{ Fatalf(string, ...any) }
 
 // apply runs one sync, which must succeed.
-func apply(t fataler, b *Backend, want *service.Snapshot) {
-	generate.Apply(t, b, want)
-}
+func apply(t fataler, b *Backend, want *service.Snapshot) { generate.Apply(t, b, want) }
 
 func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 

@@ -159,9 +159,8 @@ func TestListsAreLargeMessages(t *testing.T) {
 			largest = max(largest, len(body))
 			return nil
 		})
-		if err != nil || largest < 31<<10 {
-			t.Errorf("the largest message has %d bytes, %v, want almost 32 KiB", largest, err)
-		}
+		kit.Check(t, err == nil && largest >= 31<<10,
+			"the largest message has %d bytes, %v, want almost 32 KiB", largest, err)
 	})
 }
 
@@ -282,9 +281,7 @@ func shop(t *testing.T) *service.Snapshot {
 		Prefixes: []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00:10:244::/48")},
 	}})
 	m := source.Manifests{Paths: []string{"../../../docs/examples/shop"}, NodeName: "node-a"}
-	if err := m.Load(context.Background(), tracker); err != nil {
-		t.Fatalf("load the example: %v", err)
-	}
+	kit.Must(t, m.Load(context.Background(), tracker))
 	return tracker.Latest()
 }
 
@@ -416,14 +413,12 @@ func TestElement(t *testing.T) {
 				{clients, within.AsSlice(), string(within.AsSlice())}, {clients, outside.AsSlice(), "-"}, {&set{name: "none"}, at.AsSlice(), "-"},
 			} {
 				e, err := b.driver.Element(x.in, x.key)
-				if err != nil || (e == nil) != (x.value == "-") || e != nil && string(e.value) != x.value {
-					t.Errorf("%s: %x in %s is %+v, error %v, want value %x", f, x.key, x.in.name, e, err, x.value)
-				}
+				kit.Check(t, err == nil && (e == nil) == (x.value == "-") && (e == nil || string(e.value) == x.value),
+					"%s: %x in %s is %+v, error %v, want value %x", f, x.key, x.in.name, e, err, x.value)
 			}
 			e, _ := b.driver.Element(services, key)
-			if e == nil || e.comment != comment(p.Name) || e.verdict.code != verdictGoto {
-				t.Errorf("%s: the element of services is %+v", f, e)
-			}
+			kit.Check(t, e != nil && e.comment == comment(p.Name) && e.verdict.code == verdictGoto,
+				"%s: the element of services is %+v", f, e)
 			from := route.Conn{Protocol: service.UDP, From: within, To: netip.AddrPortFrom(at, 80), Interface: "eth0"}
 			w, err := b.Trace(context.Background(), service.New(1, &service.Node{}, []*service.Port{p}), from, func(netip.Addr) bool { return false })
 			if want := netip.AddrPortFrom(within, 8080); err != nil || w.Remembered != want || len(w.Faults) > 0 {
@@ -571,9 +566,8 @@ func TestProbeWithoutCapability(t *testing.T) {
 		var none [2]unix.CapUserData
 		kit.Must(t, unix.Capset(&header, &none[0]))
 		err := Probe(service.IPv4)
-		if err == nil || !strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed") {
-			t.Errorf("Probe = %v, want one that names CAP_NET_ADMIN", err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed"),
+			"Probe = %v, want one that names CAP_NET_ADMIN", err)
 	})
 }
 
@@ -642,9 +636,8 @@ func TestUnrelayed(t *testing.T) {
 			send := func(port uint16, want bool) {
 				t.Helper()
 				refused, err := netlab.RefusesSCTP(netip.AddrPortFrom(service.Localhost(f), port))
-				if refused != want || err != nil {
-					t.Errorf("%s, port %d: refused %t, %v, want %t", f, port, refused, err, want)
-				}
+				kit.Check(t, refused == want && err == nil,
+					"%s, port %d: refused %t, %v, want %t", f, port, refused, err, want)
 			}
 			count(0)
 			b := newKernel(t, f)
@@ -682,7 +675,6 @@ func traceUnrelayed(t *testing.T, b *Backend, want *service.Snapshot) {
 		t.Errorf("%s, enabled %t: %s, by design %q, %s %q", b.family, on, w.Action, w.ByDesign, x.Verdict, x.Differences)
 	}
 	w, err = b.Trace(context.Background(), onLoopback(b.family), c, netip.Addr.IsLoopback)
-	if err != nil || (len(w.Faults) > 0) != want.Node.LocalhostNodePorts(b.family) {
-		t.Errorf("%s: faults %q, %v, where nodePortAddresses lacks loopback addresses", b.family, w.Faults, err)
-	}
+	kit.Check(t, err == nil && (len(w.Faults) > 0) == want.Node.LocalhostNodePorts(b.family),
+		"%s: faults %q, %v, where nodePortAddresses lacks loopback addresses", b.family, w.Faults, err)
 }

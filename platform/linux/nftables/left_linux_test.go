@@ -44,9 +44,8 @@ func TestLeftTable(t *testing.T) {
 			set("")
 			set("the table", 1, 2, 2)
 			text := runNft(t, "", append([]string{"list", "table"}, strings.Fields(name)...)...)
-			if !strings.Contains(text, element) || strings.Count(text, "tcp reset") != 3 {
-				t.Errorf("the table is\n%s", text)
-			}
+			kit.Check(t, strings.Contains(text, element) && strings.Count(text, "tcp reset") == 3,
+				"the table is\n%s", text)
 			runNft(t, "delete table "+name+"\n"+text, "-f", "-")
 			if again := runNft(t, "", append([]string{"list", "table"}, strings.Fields(name)...)...); again != text {
 				t.Errorf("nft makes this of its own listing:\n%s", again)

@@ -64,9 +64,8 @@ func TestApplyGivesUp(t *testing.T) {
 		return nil
 	}
 	err := planNow(t, b, simple(200)).Apply(context.Background()).Err
-	if err == nil || !strings.Contains(err.Error(), "gave up after 64 refusals") {
-		t.Errorf("Apply = %.200v, want it to give up", err)
-	}
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "gave up after 64 refusals"),
+		"Apply = %.200v, want it to give up", err)
 	if n := len(reconcile.PortErrors(err)); n != maxFailures {
 		t.Errorf("%d ports are named, want %d", n, maxFailures)
 	}
@@ -298,9 +297,8 @@ func TestPruneClientsFails(t *testing.T) {
 	plan, err := b.Plan(context.Background(), want)
 	kit.Need(t, err == nil, "Plan: %v", err)
 	failed := reconcile.PortErrors(plan.Apply(context.Background()).Err)
-	if len(failed) != 1 || failed[0].Name.Name != "cart" || !errors.Is(failed[0], errInjected) {
-		t.Errorf("Apply failed for %v, want cart", failed)
-	}
+	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "cart" && errors.Is(failed[0], errInjected),
+		"Apply failed for %v, want cart", failed)
 	u.pruneErr = nil
 	apply(t, b, want)
 	kit.Check(t, len(u.table.sets[clients.name].elements) == 0, "the client is still remembered")
@@ -398,9 +396,8 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	kit.Need(t, err == nil, "Plan: %v", err)
 	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
-	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
-		t.Errorf("Apply = %v, want one failure of web-042", err)
-	}
+	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-042" && errors.Is(failed[0], errInjected),
+		"Apply = %v, want one failure of web-042", err)
 	if got := len(k.table.sets["services"].elements); got != 99 {
 		t.Errorf("%d Services programmed, want 99", got)
 	}
@@ -448,9 +445,7 @@ func TestCostFollowsChange(t *testing.T) {
 			p, err := be.Plan(context.Background(), next)
 			kit.Need(t, err == nil, "Plan: %v", err)
 			kit.Equal(t, summary(p.Changes().String()), tt.want, "plan")
-			if err := p.Apply(context.Background()).Err; err != nil {
-				t.Fatalf("Apply: %v", err)
-			}
+			kit.Must(t, p.Apply(context.Background()).Err)
 			kit.Check(t, k.reads == reads, "the table was read for a small change")
 		})
 	}

@@ -47,9 +47,8 @@ func TestRedrawTable(t *testing.T) {
 					break
 				}
 			}
-			if !errors.Is(err, unix.ENFILE) || strings.Count(list(), "expires") < int(redrawn.limit)*9/10 {
-				t.Errorf("%v: want the table full of %d elements", err, redrawn.limit)
-			}
+			kit.Check(t, errors.Is(err, unix.ENFILE) && strings.Count(list(), "expires") >= int(redrawn.limit)*9/10,
+				"%v: want the table full of %d elements", err, redrawn.limit)
 			kit.Must(t, table.Remove(t.Context()))
 			wantFound(t, table.Leftovers, "")
 		}

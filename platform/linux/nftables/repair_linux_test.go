@@ -61,9 +61,7 @@ func TestDrift(t *testing.T) {
 			[]string{"foreign: set y", "foreign: rules of chain x", "foreign: chain x"},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inNamespace(t, func() { checkDrift(t, tt.script, tt.want) })
-		})
+		t.Run(name, func(t *testing.T) { inNamespace(t, func() { checkDrift(t, tt.script, tt.want) }) })
 	}
 }
 
@@ -177,9 +175,7 @@ func parseAddr(word string) (string, error) {
 func TestPruneClients(t *testing.T) {
 	for _, f := range service.Families {
 		for name, restart := range map[string]bool{"at once": false, "after a restart": true} {
-			t.Run(f.String()+" "+name, func(t *testing.T) {
-				inNamespace(t, func() { checkPrune(t, f, restart) })
-			})
+			t.Run(f.String()+" "+name, func(t *testing.T) { inNamespace(t, func() { checkPrune(t, f, restart) }) })
 		}
 	}
 }
@@ -226,9 +222,7 @@ func TestDriftOfFlags(t *testing.T) {
 			[]string{"altered: hook of chain output"},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inNamespace(t, func() { checkDrift(t, tt.script, tt.want) })
-		})
+		t.Run(name, func(t *testing.T) { inNamespace(t, func() { checkDrift(t, tt.script, tt.want) }) })
 	}
 }
 

@@ -245,9 +245,8 @@ func TestNextKeepsTheOtherList(t *testing.T) {
 	if got := slotOrder(next, service.PolicyLocal); got != "zy" {
 		t.Errorf("local list lies as %q, want zy", got)
 	}
-	if next.slots.identity() || !(slots{}).identity() || (slots{service.PolicyLocal: {1, 0}}).identity() {
-		t.Error("identity is wrong")
-	}
+	kit.Check(t, !next.slots.identity() && (slots{}).identity() && !(slots{service.PolicyLocal: {1, 0}}).identity(),
+		"identity is wrong")
 }
 
 func TestFields(t *testing.T) {
@@ -281,9 +280,7 @@ func TestFields(t *testing.T) {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func TestKeyText(t *testing.T) {
-	tcp80 := func(a string) []byte {
-		return appendPort(appendProto(appendAddr(nil, addr(a)), service.TCP), 80)
-	}
+	tcp80 := func(a string) []byte { return appendPort(appendProto(appendAddr(nil, addr(a)), service.TCP), 80) }
 	for name, tt := range map[string]struct {
 		fields   []field
 		family   service.Family
@@ -529,9 +526,8 @@ func TestNamesAreUniqueWordsOfNft(t *testing.T) {
 		names := affinityNames(p)
 		kit.Check(t, len(names) >= 10, "%s has %d objects of its own, want those of two lists", p.Name, len(names))
 		for _, n := range names {
-			if !unquotedName.MatchString(n) || len(n) > 128 {
-				t.Errorf("name %q of %d bytes is not a word of nft", n, len(n))
-			}
+			kit.Check(t, unquotedName.MatchString(n) && len(n) <= 128,
+				"name %q of %d bytes is not a word of nft", n, len(n))
 			kit.Check(t, !taken[n], "name %q is taken", n)
 			taken[n] = true
 		}
@@ -600,9 +596,8 @@ func TestReadBackNames(t *testing.T) {
 	kit.Check(t, err == nil && held.String() == wanted.String(), "%v; held:\n%s\nwanted:\n%s", err, held, wanted)
 	for _, objects := range []reconcile.Objects{held, wanted} {
 		of := service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP}
-		if !slices.ContainsFunc(objects, func(o reconcile.Object) bool { return o.Port == of }) {
-			t.Errorf("nothing is for %s in\n%s", of, objects)
-		}
+		kit.Check(t, slices.ContainsFunc(objects, func(o reconcile.Object) bool { return o.Port == of }),
+			"nothing is for %s in\n%s", of, objects)
 	}
 	k.table.chains[dispatchChain].rules = append(k.table.chains[dispatchChain].rules, rule{verdict{code: verdictAccept}})
 	k.table.chains["foreign"] = &fakeChain{}

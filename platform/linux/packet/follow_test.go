@@ -252,9 +252,8 @@ func TestClearedMark(t *testing.T) {
 			conn.Targets[to] = true
 		}
 		all, err := Follow(&tables{[]Base{base}, map[string][]Rule{"base": clear}, nil}, nil, lab{}, conn)
-		if err != nil || len(all) != 1 || summary(&all[0]) != want {
-			t.Errorf("from %q: %v, %v; want %s", from, all, err, want)
-		}
+		kit.Check(t, err == nil && len(all) == 1 && summary(&all[0]) == want,
+			"from %q: %v, %v; want %s", from, all, err, want)
 	}
 }
 
@@ -269,9 +268,8 @@ func TestMasqueradedSource(t *testing.T) {
 		}
 		base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Postrouting, Priority: priority}
 		all, err := Follow(&tables{[]Base{base}, map[string][]Rule{"base": rulesOf(source)}, nil}, nil, lab{}, conn)
-		if err != nil || len(all) != 1 || summary(&all[0]) != want {
-			t.Errorf("priority %d: %v, %v; want %s", priority, all, err, want)
-		}
+		kit.Check(t, err == nil && len(all) == 1 && summary(&all[0]) == want,
+			"priority %d: %v, %v; want %s", priority, all, err, want)
 	}
 }
 

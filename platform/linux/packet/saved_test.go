@@ -114,9 +114,8 @@ func TestAddressTypes(t *testing.T) {
 			t.Errorf("%s ! %s: %d, want %d", tt.addr, tt.types, got, tt.want.negated())
 		}
 		value, known := p.fib(Fib{Type: true}).number()
-		if value != tt.fib || tt.fib != 0 && known != ^uint32(0) {
-			t.Errorf("%s: fib says %d of %#x, want %d", tt.addr, value, known, tt.fib)
-		}
+		kit.Check(t, value == tt.fib && (tt.fib == 0 || known == ^uint32(0)),
+			"%s: fib says %d of %#x, want %d", tt.addr, value, known, tt.fib)
 		if _, known = p.fib(Fib{Type: true, Interfaces: true}).number(); (known != 0) != (tt.fib == Unicast) {
 			t.Errorf("%s: fib knows %#x of the type on an interface", tt.addr, known)
 		}
@@ -202,9 +201,8 @@ func TestVerdicts(t *testing.T) {
 	} {
 		f := walked(t, "filter", tc.chains, nil)
 		by := f.By.Text + f.Accepted.Text
-		if f.Does != tc.want || by != tc.by || len(f.Doubts) != tc.doubtful {
-			t.Errorf("%q: %q by %q, doubts %v; want %q by %q", tc.chains, f.Does, by, f.Doubts, tc.want, tc.by)
-		}
+		kit.Check(t, f.Does == tc.want && by == tc.by && len(f.Doubts) == tc.doubtful,
+			"%q: %q by %q, doubts %v; want %q by %q", tc.chains, f.Does, by, f.Doubts, tc.want, tc.by)
 	}
 }
 

@@ -363,9 +363,8 @@ func TestProofOfAnotherLease(t *testing.T) {
 // A name that reads as a client's is that name.
 func TestClientName(t *testing.T) {
 	a := clientName()
-	if len(a) != nameSize || a == clientName() {
-		t.Errorf("name %q of %d bytes, want a new one of %d", a, len(a), nameSize)
-	}
+	kit.Check(t, len(a) == nameSize && a != clientName(),
+		"name %q of %d bytes, want a new one of %d", a, len(a), nameSize)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: a})
 	if err != nil || l.Addr().String() != a {
 		t.Fatal(l, err)

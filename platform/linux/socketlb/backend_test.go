@@ -263,9 +263,8 @@ func TestOff(t *testing.T) {
 	round(t, New(service.IPv4, k, Options{}), s)
 	b := New(service.IPv4, k, Options{Off: true})
 	plan, o := round(t, b, s)
-	if plan != "- remove socket acceleration of IPv4\n" || o.Err != nil || k.active != nil {
-		t.Errorf("plan %q, %+v", plan, o)
-	}
+	kit.Check(t, plan == "- remove socket acceleration of IPv4\n" && o.Err == nil && k.active == nil,
+		"plan %q, %+v", plan, o)
 	if plan, _ := round(t, b, s); plan != "" {
 		t.Errorf("then plan %q", plan)
 	}
@@ -386,12 +385,10 @@ func TestFloodedBuckets(t *testing.T) {
 			k := &fake{family: f, seeds: c.seeds}
 			b := New(f, k, Options{})
 			_, o := round(t, b, s)
-			if o.Err != nil || !strings.Contains(o.Degraded, c.want) || c.want == "" && o.Degraded != "" {
-				t.Errorf("%s, %s: %+v", f, name, o)
-			}
-			if c.want == "" && len(k.endpoints(netip.MustParseAddrPort(at))) != 1 {
-				t.Errorf("%s, %s: the address has no place", f, name)
-			}
+			kit.Check(t, o.Err == nil && strings.Contains(o.Degraded, c.want) && (c.want != "" || o.Degraded == ""),
+				"%s, %s: %+v", f, name, o)
+			kit.Check(t, c.want != "" || len(k.endpoints(netip.MustParseAddrPort(at))) == 1,
+				"%s, %s: the address has no place", f, name)
 			if _, o = round(t, b, s); o.Degraded != "" || len(k.endpoints(netip.MustParseAddrPort(at))) != 1 {
 				t.Errorf("%s, %s: after a resync: %q", f, name, o.Degraded)
 			}

@@ -131,9 +131,8 @@ func (k *killer) checkLast(t *testing.T, n *node) {
 	n.sync(t, want)
 	for _, b := range n.backends {
 		held, wanted, err := b.ReadBack(want)
-		if err != nil || held.String() != wanted.String() || held == nil {
-			t.Errorf("at last: %v\n%s\nwant\n%s", err, held, wanted)
-		}
+		kit.Check(t, err == nil && held.String() == wanted.String() && held != nil,
+			"at last: %v\n%s\nwant\n%s", err, held, wanted)
 		if folders, err := b.driver.(*kernel).folders(); err != nil || len(folders) != 1 {
 			t.Errorf("at last there are folders %v of tables, %v", folders, err)
 		}
@@ -595,9 +594,7 @@ func (s *shared) stopped(t *testing.T, writer *os.Process, spins int) (m *Memory
 	if _, err := unix.Wait4(writer.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the writer did not stop: %v, %v", status, err)
 	}
-	defer func() {
-		kit.Must(t, writer.Signal(syscall.SIGCONT))
-	}()
+	defer func() { kit.Must(t, writer.Signal(syscall.SIGCONT)) }()
 	if *s.resetting != 0 {
 		return nil, false
 	}

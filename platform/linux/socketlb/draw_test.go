@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/silence"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/test/kit"
 )
 
 // kernelOf is what a Watcher has of the kernel: the entry of one connection, and where it is
@@ -141,13 +142,10 @@ func (test drawCase) run(t *testing.T) {
 	for i := range told {
 		told[i].At = time.Time{}
 	}
-	if diff := cmp.Diff(want, told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Errorf("evidence (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "evidence (-want +got)", want, told, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 	if test.want == "" {
-		if k.led.IsValid() || k.deleted > 0 || len(drawn) > 0 {
-			t.Errorf("led to %s, %d entries deleted, %v counted", k.led, k.deleted, drawn)
-		}
+		kit.Check(t, !k.led.IsValid() && k.deleted <= 0 && len(drawn) == 0,
+			"led to %s, %d entries deleted, %v counted", k.led, k.deleted, drawn)
 		return
 	}
 	if k.led.String() != test.want || k.deleted != 2 || !slices.Equal(drawn, []service.Address{endpoint, endpoint}) {
@@ -196,8 +194,6 @@ func TestKernelShowsNoSockets(t *testing.T) {
 		if err := b.Watch(ctx, func() { touched++ }); err != nil || ctx.Err() == nil || touched < 5 {
 			t.Errorf("%v after %d looks at the programs", err, touched)
 		}
-		if len(logged) != 1 || !strings.Contains(logged[0], errInjected.Error()) {
-			t.Errorf("logged %q", logged)
-		}
+		kit.Check(t, len(logged) == 1 && strings.Contains(logged[0], errInjected.Error()), "logged %q", logged)
 	})
 }

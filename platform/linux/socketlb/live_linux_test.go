@@ -410,9 +410,8 @@ func TestSecondBPFFileSystemWithoutRights(t *testing.T) {
 			for _, b := range n.backends {
 				var o reconcile.Outcome
 				without(t, []int{unix.CAP_SYS_ADMIN}, func() { _, o = round(t, b, s) })
-				if o.Err != nil || !strings.Contains(o.Degraded, want) {
-					t.Errorf("%s: %v, %q, want %q", situation, o.Err, o.Degraded, want)
-				}
+				kit.Check(t, o.Err == nil && strings.Contains(o.Degraded, want),
+					"%s: %v, %q, want %q", situation, o.Err, o.Degraded, want)
 				without(t, []int{unix.CAP_SYS_ADMIN}, func() { _, o = round(t, b, s) })
 				kit.Check(t, strings.Contains(o.Degraded, want), "%s, later: %q, want %q", situation, o.Degraded, want)
 			}
@@ -420,9 +419,8 @@ func TestSecondBPFFileSystemWithoutRights(t *testing.T) {
 		}
 		unprivileged("on", "may not be what decides: programs with the ids ")
 		seen, err := New(service.IPv4, NewDriver(service.IPv4, n.options), n.options).Inspect()
-		if err != nil || !strings.Contains(seen.Others, "an earlier process") {
-			t.Errorf("%+v, %v: programs of an earlier process are not seen", seen, err)
-		}
+		kit.Check(t, err == nil && strings.Contains(seen.Others, "an earlier process"),
+			"%+v, %v: programs of an earlier process are not seen", seen, err)
 		n.options.Off = true
 		unprivileged("off", "which is off, may be in force")
 		n.options.Off = false
@@ -573,8 +571,7 @@ func TestObjectIsCompiled(t *testing.T) {
 		if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, text)
 		}
-		if !bytes.Equal(kit.ReadFile(t, out), have) {
-			t.Errorf("bpf/%s.o is not what bpf/%[1]s.c compiles to: run make bpf", name)
-		}
+		kit.Check(t, bytes.Equal(kit.ReadFile(t, out), have),
+			"bpf/%s.o is not what bpf/%[1]s.c compiles to: run make bpf", name)
 	}
 }

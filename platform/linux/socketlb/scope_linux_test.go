@@ -334,9 +334,8 @@ func TestSearchWithoutRights(t *testing.T) {
 			n.cleanUp(t)
 			disturbed := attachedAbove(t, n.options.Cgroup)
 			got := search(t, c.lacks, Leftovers{Options: c.options, Wanted: c.wanted})
-			if got != c.without && !disturbed && !attachedAbove(t, n.options.Cgroup) {
-				t.Errorf("%s, without the layer: %s, want %s", situation, got, c.without)
-			}
+			kit.Check(t, got == c.without || disturbed || attachedAbove(t, n.options.Cgroup),
+				"%s, without the layer: %s, want %s", situation, got, c.without)
 			n.sync(t, s)
 			if got := search(t, c.lacks, Leftovers{Options: c.options, Wanted: c.wanted}); got != c.with {
 				t.Errorf("%s, with the layer: %s, want %s", situation, got, c.with)
@@ -431,9 +430,8 @@ func TestMissingRightsAreNamed(t *testing.T) {
 			n.open(t)
 			var o reconcile.Outcome
 			without(t, append(c.lacks, unix.CAP_SYS_ADMIN), func() { _, o = round(t, n.backends[0], s) })
-			if !strings.HasSuffix(o.Degraded, "more rights are needed: "+c.want) {
-				t.Errorf("%q does not name %s", o.Degraded, c.want)
-			}
+			kit.Check(t, strings.HasSuffix(o.Degraded, "more rights are needed: "+c.want),
+				"%q does not name %s", o.Degraded, c.want)
 		}
 	})
 }

@@ -489,9 +489,7 @@ func large(n int) (*service.Snapshot, []*service.Port) {
 // time. A change is what Plan and Apply take.
 func BenchmarkLarge(b *testing.B) {
 	for _, n := range []int{1000, 30000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			netlab.InNamespace(b, func() { changeOne(b, n) })
-		})
+		b.Run(fmt.Sprint(n), func(b *testing.B) { netlab.InNamespace(b, func() { changeOne(b, n) }) })
 	}
 }
 
@@ -537,9 +535,7 @@ const connectsAtOnce = 100
 // the fastest hundred, which other work on the machine disturbs least.
 func BenchmarkConnect(b *testing.B) {
 	for name, to := range map[string]string{"without": "", "left": "127.0.0.1:1", "taken": "10.96.0.10:80"} {
-		b.Run(name, func(b *testing.B) {
-			netlab.InNamespace(b, func() { connectThrough(b, to) })
-		})
+		b.Run(name, func(b *testing.B) { netlab.InNamespace(b, func() { connectThrough(b, to) }) })
 	}
 }
 

@@ -169,9 +169,7 @@ func TestEntries(t *testing.T) {
 		"more than 32 bits hold": {Settings{MaxPerCore: 1<<31 - 1, CPUs: 1024}, 1048576},
 	}
 	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			kit.Equal(t, test.settings.entries(), test.want, "entries")
-		})
+		t.Run(name, func(t *testing.T) { kit.Equal(t, test.settings.entries(), test.want, "entries") })
 	}
 }
 
@@ -305,8 +303,6 @@ func TestOOMScore(t *testing.T) {
 		"Burstable":   {readOnly{tree(t, map[string]string{oomScore.file: "-996"})}, "oom_score_adj stays -996, wanted -999: open /proc/self/oom_score_adj: permission denied"},
 		"not allowed": {readOnly{tree(t, nil)}, "oom_score_adj stays 0, wanted -999: open /proc/self/oom_score_adj: permission denied"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			kit.Equal(t, OOMScore(test.files, -999).String(), test.want, "OOMScore")
-		})
+		t.Run(name, func(t *testing.T) { kit.Equal(t, OOMScore(test.files, -999).String(), test.want, "OOMScore") })
 	}
 }

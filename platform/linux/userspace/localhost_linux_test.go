@@ -114,9 +114,8 @@ func TestLocalhostFollowsTheSnapshot(t *testing.T) {
 			t.Errorf("%s: %d listeners", step.what, n.Listeners())
 		}
 	}
-	if len(n.targets)+len(n.listeners)+len(n.retry) > 0 {
-		t.Errorf("%d targets, %d listeners and %d failures are left", len(n.targets), len(n.listeners), len(n.retry))
-	}
+	kit.Check(t, len(n.targets)+len(n.listeners)+len(n.retry) <= 0,
+		"%d targets, %d listeners and %d failures are left", len(n.targets), len(n.listeners), len(n.retry))
 }
 
 // TestLocalhostLeavesPortsOfOthers checks that another local process keeps a port that
@@ -234,9 +233,8 @@ func TestRaiseFileLimit(t *testing.T) {
 	n, err := RaiseFileLimit()
 	kit.Must(t, err)
 	kit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
-	if uint64(n) != after.Cur || after.Cur < before.Max {
-		t.Errorf("raised to %d; the limit was %+v and is %+v", n, before, after)
-	}
+	kit.Check(t, uint64(n) == after.Cur && after.Cur >= before.Max,
+		"raised to %d; the limit was %+v and is %+v", n, before, after)
 }
 
 // reach returns which server answers at a listener.

@@ -242,9 +242,8 @@ func TestBypassAsksForLess(t *testing.T) {
 				return nil
 			}
 			loss, err := s.HandOver(t.Context())
-			if !errors.Is(err, tc.err) || !strings.Contains(loss, tc.loss) || (loss == "") != (tc.loss == "") {
-				t.Fatalf("HandOver = %q, %v; want %q, %v", loss, err, tc.loss, tc.err)
-			}
+			kit.Need(t, errors.Is(err, tc.err) && strings.Contains(loss, tc.loss) && (loss == "") == (tc.loss == ""),
+				"HandOver = %q, %v; want %q, %v", loss, err, tc.loss, tc.err)
 			if err != nil {
 				if s.tables.Text() != before || errors.Is(err, iptables.ErrBusy) && tries != 1 {
 					t.Errorf("after %d tries the rules are\n%s\nand were\n%s", tries, s.tables.Text(), before)

@@ -42,9 +42,8 @@ func TestHalfClose(t *testing.T) {
 		_ = c.CloseWrite()
 	}()
 	got, err := io.ReadAll(c)
-	if err != nil || !bytes.Equal(got, append([]byte(e.at.String()+"\n"), sent...)) {
-		t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
-	}
+	kit.Check(t, err == nil && bytes.Equal(got, append([]byte(e.at.String()+"\n"), sent...)),
+		"%d bytes came back, want %d: %v", len(got), len(sent), err)
 	kit.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
@@ -253,9 +252,8 @@ func TestRoundRobin(t *testing.T) {
 		e, _ := x.choose(service.PolicyCluster, who(1), nil)
 		seen = append(seen, e)
 	}
-	if !slices.Equal(seen[:3], seen[3:]) || seen[0] == seen[1] || seen[1] == seen[2] || seen[0] == seen[2] {
-		t.Errorf("in turn came %v", seen)
-	}
+	kit.Check(t, slices.Equal(seen[:3], seen[3:]) && seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2],
+		"in turn came %v", seen)
 	for range 6 {
 		if e, _ := x.choose(service.PolicyCluster, who(1), []netip.AddrPort{endpoint(1), endpoint(3)}); e != endpoint(2) {
 			t.Errorf("after 1 and 3 comes %s", e)
@@ -314,9 +312,8 @@ func TestClientsAreBounded(t *testing.T) {
 		c.store(addr, endpoint(1), now, time.Hour)
 		_, _ = c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour)
 	}
-	if len(c.byAddr) != maxClients || c.order.Len() != maxClients {
-		t.Errorf("%d clients are remembered, want %d", len(c.byAddr), maxClients)
-	}
+	kit.Check(t, len(c.byAddr) == maxClients && c.order.Len() == maxClients,
+		"%d clients are remembered, want %d", len(c.byAddr), maxClients)
 	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour); !known {
 		t.Error("the one that comes all the time is forgotten")
 	}

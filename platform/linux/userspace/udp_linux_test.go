@@ -73,15 +73,13 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	kit.Must(t, n.apply(t, both))
 	a, b := n.caller(t, both), n.caller(t, both)
 	atA, atB := a.ask(t, "x", long), b.ask(t, strings.Repeat("y", 60_000), long)
-	if atA == atB || a.ask(t, "again", long) != atA || b.ask(t, "again", long) != atB {
-		t.Errorf("%q and %q answered", atA, atB)
-	}
+	kit.Check(t, atA != atB && a.ask(t, "again", long) == atA && b.ask(t, "again", long) == atB,
+		"%q and %q answered", atA, atB)
 	draining := port("dns", service.UDP, two.at)
 	draining.Draining = []service.Endpoint{{Addr: one.at}}
 	kit.Must(t, n.apply(t, draining))
-	if a.ask(t, "still", long) != atA || b.ask(t, "still", long) != atB {
-		t.Error("a client moved though its endpoint lingers")
-	}
+	kit.Check(t, a.ask(t, "still", long) == atA && b.ask(t, "still", long) == atB,
+		"a client moved though its endpoint lingers")
 	kit.Must(t, n.apply(t, port("dns", service.UDP, two.at)))
 	for _, c := range []caller{a, b} {
 		if got := c.ask(t, "after", long); got != two.at.String() {
@@ -327,9 +325,8 @@ func TestBackAfterFailure(t *testing.T) {
 			t.Errorf("%s answers, want the endpoint of before", got)
 		}
 	}
-	if len(n.listeners) != 1 || len(n.targets) != 1 {
-		t.Errorf("%d listeners and %d targets are left, want one", len(n.listeners), len(n.targets))
-	}
+	kit.Check(t, len(n.listeners) == 1 && len(n.targets) == 1,
+		"%d listeners and %d targets are left, want one", len(n.listeners), len(n.targets))
 }
 
 // flows is a fake conntrack table.
@@ -535,9 +532,8 @@ func TestTracked(t *testing.T) {
 				got = append(got, e.Addr)
 			}
 		}
-		if !slices.Equal(got, want) || len(p.Cluster) != len(want)+1 {
-			t.Errorf("%s: %v, want %v and the listener", step, p.Cluster, want)
-		}
+		kit.Check(t, slices.Equal(got, want) && len(p.Cluster) == len(want)+1,
+			"%s: %v, want %v and the listener", step, p.Cluster, want)
 		return p
 	}
 	round := func(ports ...*service.Port) {

@@ -247,9 +247,8 @@ func TestChecks(t *testing.T) {
 			l.Networks = []hns.Network{overlay}
 			test.fault(n, l, w)
 			found, failed := run(t, n)
-			if strings.Join(found, "\n") != strings.Join(test.want, "\n") || failed != "" {
-				t.Errorf("found\n%s\n%swant\n%s", strings.Join(found, "\n"), failed, strings.Join(test.want, "\n"))
-			}
+			kit.Check(t, strings.Join(found, "\n") == strings.Join(test.want, "\n") && failed == "",
+				"found\n%s\n%swant\n%s", strings.Join(found, "\n"), failed, strings.Join(test.want, "\n"))
 		})
 	}
 	n, _, _ := newNode()

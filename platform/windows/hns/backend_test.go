@@ -27,9 +27,8 @@ func wantFailed(t *testing.T, err error, text string, names ...string) {
 	for _, f := range reconcile.PortErrors(err) {
 		got = append(got, f.Name.Name)
 	}
-	if !slices.Equal(got, names) || err != nil && !strings.Contains(err.Error(), text) {
-		t.Fatalf("failed = %v, want %v and %q in:\n%v", got, names, text, err)
-	}
+	kit.Need(t, slices.Equal(got, names) && (err == nil || strings.Contains(err.Error(), text)),
+		"failed = %v, want %v and %q in:\n%v", got, names, text, err)
 }
 
 // While HNS is down its state is unknown. The sync fails as a whole, and no object counts
@@ -42,9 +41,8 @@ func TestHNSDown(t *testing.T) {
 	b.hns.down = true
 	next := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
 	_, err := b.round(next)
-	if !errors.Is(err, ErrNotRunning) || len(reconcile.PortErrors(err)) > 0 {
-		t.Errorf("Apply = %v, want ErrNotRunning for all", err)
-	}
+	kit.Check(t, errors.Is(err, ErrNotRunning) && len(reconcile.PortErrors(err)) == 0,
+		"Apply = %v, want ErrNotRunning for all", err)
 	if _, err := b.backend.Plan(t.Context(), next); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
 		t.Errorf("Plan = %v, want ErrNotRunning", err)
 	}
@@ -94,9 +92,8 @@ func TestLocalEndpointComesLater(t *testing.T) {
 	}
 	_, err = b.round(want)
 	wantFailed(t, err, "the network plugin makes it", "early", "late")
-	if b.hns.calls["list load balancers"] > 0 || b.hns.writes() > 0 {
-		t.Errorf("calls = %v, want endpoints listed only", b.hns.calls)
-	}
+	kit.Check(t, b.hns.calls["list load balancers"] <= 0 && b.hns.writes() <= 0,
+		"calls = %v, want endpoints listed only", b.hns.calls)
 	b.pods("10.244.1.12")
 	b.converge(want)
 }
@@ -119,9 +116,8 @@ func TestOneAddressLocalAndRemote(t *testing.T) {
 	}
 	kit.Check(t, remote() == 1, "no remote endpoint for the reused address")
 	b.converge(snapshot(2, local))
-	if remote() != 0 || !b.hns.hasAddr(overlayN.ID, addr("10.244.1.11"), false) {
-		t.Error("the wrong endpoint was deleted")
-	}
+	kit.Check(t, remote() == 0 && b.hns.hasAddr(overlayN.ID, addr("10.244.1.11"), false),
+		"the wrong endpoint was deleted")
 }
 
 // Pods that moved to another node get a correct route. Each load balancer changes at most
@@ -160,9 +156,8 @@ func TestForeignInTheWay(t *testing.T) {
 	want := snapshot(1, clusterIP("blocked", "10.96.0.10", "10.244.1.11:80"), clusterIP("free", "10.96.0.12", "10.244.1.11:80"), clusterIP("held", "10.96.0.11", "10.244.1.11:80"))
 	_, err := b.round(want)
 	wantFailed(t, err, "belongs to load balancer foreign, which is not ours", "blocked", "held")
-	if !strings.Contains(err.Error(), "a program of this node listens there") {
-		t.Errorf("error = %v, want a hint at the program", err)
-	}
+	kit.Check(t, strings.Contains(err.Error(), "a program of this node listens there"),
+		"error = %v, want a hint at the program", err)
 	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 2 {
 		t.Errorf("load balancers = %v, want the foreign one and one of ours", b.hns.balancers)
 	}
@@ -184,9 +179,7 @@ func TestExistsAlready(t *testing.T) {
 				Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
 			})
 			kit.Must(t, err)
-			if err := p.Apply(t.Context()).Err; err != nil {
-				t.Fatalf("Apply: %v", err)
-			}
+			kit.Must(t, p.Apply(t.Context()).Err)
 			if _, kept := b.hns.balancers[made.ID]; kept != (port == 80) || len(b.hns.balancers) != 1 {
 				t.Errorf("load balancers = %v, want one, the old one only if it was equal", b.hns.balancers)
 			}
@@ -210,9 +203,8 @@ func TestDrift(t *testing.T) {
 	}
 	p := b.plan(want)
 	got := strings.Join(p.Outcome().Drift, "\n")
-	if got != "missing: loadbalancer tcp 10.96.0.10:80\naltered: loadbalancer tcp 10.96.0.11:80" {
-		t.Errorf("drift:\n%s", got)
-	}
+	kit.Check(t, got == "missing: loadbalancer tcp 10.96.0.10:80\naltered: loadbalancer tcp 10.96.0.11:80",
+		"drift:\n%s", got)
 	kit.Must(t, p.Apply(t.Context()).Err)
 	b.converge(want)
 	if d := b.plan(want).Outcome().Drift; len(d) > 0 {
@@ -321,9 +313,8 @@ func TestCleanup(t *testing.T) {
 			spoil(b)
 			b.restart()
 			kit.Must(t, b.backend.Cleanup(context.Background()))
-			if len(b.hns.balancers) != 0 || len(b.hns.endpoints) != 1 || len(b.hns.warnings) > 0 {
-				t.Errorf("left: %v, %v; warnings %v", b.hns.balancers, b.hns.endpoints, b.hns.warnings)
-			}
+			kit.Check(t, len(b.hns.balancers) == 0 && len(b.hns.endpoints) == 1 && len(b.hns.warnings) == 0,
+				"left: %v, %v; warnings %v", b.hns.balancers, b.hns.endpoints, b.hns.warnings)
 			kit.Check(t, b.store.document == nil, "state file: %s", b.store.document)
 		})
 	}
@@ -359,9 +350,8 @@ func TestPrepare(t *testing.T) {
 	b.restart()
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
 	for _, lb := range b.hns.balancers {
-		if lb.SourceVIP != addr("10.244.1.254") {
-			t.Errorf("source VIP %s, want the one that was reserved", lb.SourceVIP)
-		}
+		kit.Check(t, lb.SourceVIP == addr("10.244.1.254"),
+			"source VIP %s, want the one that was reserved", lb.SourceVIP)
 	}
 }
 
@@ -542,9 +532,8 @@ func TestSlowListingsAreRare(t *testing.T) {
 	round(9)
 	want = snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("cart", "10.96.0.11", "10.244.1.11:80"))
 	round(9)
-	if listed != 0 || len(b.hns.balancers) != 2 {
-		t.Errorf("listed %d times in 9 minutes, want not yet; %d load balancers, want 2", listed, len(b.hns.balancers))
-	}
+	kit.Check(t, listed == 0 && len(b.hns.balancers) == 2,
+		"listed %d times in 9 minutes, want not yet; %d load balancers, want 2", listed, len(b.hns.balancers))
 	round(4)
 	kit.Check(t, listed == 1, "listed %d times in 11 minutes, want once", listed)
 	b.backend.SetResync(3 * time.Minute)

@@ -121,9 +121,8 @@ func TestErrorClasses(t *testing.T) {
 		}
 	}
 	missing := &Error{Op: "list", Err: ErrNotInstalled}
-	if !errors.Is(missing, ErrNotInstalled) || errors.Is(missing, ErrRefused) {
-		t.Errorf("%v is not what it is made of", missing)
-	}
+	kit.Check(t, errors.Is(missing, ErrNotInstalled) && !errors.Is(missing, ErrRefused),
+		"%v is not what it is made of", missing)
 }
 
 func TestFile(t *testing.T) {
@@ -145,9 +144,7 @@ func TestFile(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if err := f.Save(nil); err != nil {
-			t.Fatalf("removal: %v", err)
-		}
+		kit.Must(t, f.Save(nil))
 	}
 	if left, err := os.ReadDir(filepath.Dir(string(f))); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
@@ -214,9 +211,8 @@ func TestRenderUnknownMAC(t *testing.T) {
 	} {
 		kit.Check(t, strings.Contains(text, line+"\n"), "want %q in\n%s", line, text)
 	}
-	if strings.Contains(text, "leads elsewhere") || strings.Contains(text, "00-00-00") {
-		t.Errorf("an unknown MAC counts:\n%s", text)
-	}
+	kit.Check(t, !strings.Contains(text, "leads elsewhere") && !strings.Contains(text, "00-00-00"),
+		"an unknown MAC counts:\n%s", text)
 }
 
 // readBack reads what HNS holds, as another process does.

@@ -50,17 +50,15 @@ func TestDriver(t *testing.T) {
 			startSimulator(t, v15, spelling)
 			d, ctx := NewDriver(), t.Context()
 			l, err := d.List(ctx, All)
-			if err != nil || len(l.Networks) != 1 || len(l.Endpoints) != 2 || l.Version != v15 {
-				t.Fatalf("List = %+v, %v", l, err)
-			}
+			kit.Need(t, err == nil && len(l.Networks) == 1 && len(l.Endpoints) == 2 && l.Version == v15,
+				"List = %+v, %v", l, err)
 			n := l.Networks[0]
 			if n.Kind != Overlay || n.routeProvider(addr("10.244.2.9")) != nodeB || !slices.Equal(n.Subnets, overlayN.Subnets) || l.Endpoints[0].Network != n.ID {
 				t.Errorf("network %+v, endpoint %+v", n, l.Endpoints[0])
 			}
 			vip, err := d.CreateEndpoint(ctx, Endpoint{Name: sourceVIPName, Network: n.ID})
-			if err != nil || len(vip.Addrs) != 1 || !n.contains(vip.Addrs[0]) {
-				t.Fatalf("endpoint with an address of HNS's choice = %+v, %v", vip, err)
-			}
+			kit.Need(t, err == nil && len(vip.Addrs) == 1 && n.contains(vip.Addrs[0]),
+				"endpoint with an address of HNS's choice = %+v, %v", vip, err)
 			remote := Endpoint{Name: "x", Network: n.ID, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: remoteMAC(addr("10.244.2.11")), Provider: nodeB, Remote: true}
 			created, err := d.CreateEndpoint(ctx, remote)
 			if remote.ID = created.ID; err != nil || created.ID == "" || !equalMAC(created.MAC, remote.MAC) {

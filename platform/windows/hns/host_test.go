@@ -91,9 +91,8 @@ func TestSharedByPorts(t *testing.T) {
 	b.converge(snapshot(1, http, https))
 	for _, left := range []*service.Port{http, https} {
 		text := b.converge(snapshot(2, left))
-		if strings.Contains(text, "10256") || strings.Contains(text, "endpoint") {
-			t.Errorf("what %s still needs goes:\n%s", left.Name, text)
-		}
+		kit.Check(t, !strings.Contains(text, "10256") && !strings.Contains(text, "endpoint"),
+			"what %s still needs goes:\n%s", left.Name, text)
 		b.converge(snapshot(3, http, https))
 	}
 	text := b.converge(snapshot(4))
@@ -124,9 +123,8 @@ func TestSharedFlags(t *testing.T) {
 	} {
 		b.converge(snapshot(uint64(i+1), step.ports...))
 		for _, lb := range b.hns.balancers {
-			if lb.Port == 10256 && lb.Flags != step.flags {
-				t.Errorf("step %d: flags %v, want %v", i, lb.Flags, step.flags)
-			}
+			kit.Check(t, lb.Port != 10256 || lb.Flags == step.flags,
+				"step %d: flags %v, want %v", i, lb.Flags, step.flags)
 		}
 	}
 }
@@ -628,9 +626,8 @@ func TestLocalPodTakesAListedAddress(t *testing.T) {
 				b.now = b.now.Add(time.Minute)
 			}
 			b.converge(snapshot(3, want...))
-			if b.remote("10.244.1.12") != "" || !b.hns.hasAddr(overlayN.ID, addr("10.244.1.12"), false) {
-				t.Errorf("endpoints %v, want that of the pod here alone", b.hns.endpoints)
-			}
+			kit.Check(t, b.remote("10.244.1.12") == "" && b.hns.hasAddr(overlayN.ID, addr("10.244.1.12"), false),
+				"endpoints %v, want that of the pod here alone", b.hns.endpoints)
 		})
 	}
 }

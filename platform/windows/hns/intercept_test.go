@@ -149,9 +149,8 @@ func TestMeter(t *testing.T) {
 	} {
 		kit.Check(t, strings.Contains(string(body), want+"\n"), "no %s", want)
 	}
-	if strings.Contains(string(body), `delete_failures_total{error="other"`) {
-		t.Error("what was gone already counts as a failure")
-	}
+	kit.Check(t, !strings.Contains(string(body), `delete_failures_total{error="other"`),
+		"what was gone already counts as a failure")
 }
 
 // A hanging HNS is reported and does not prevent a stop. Objects of unfinished calls
@@ -215,9 +214,8 @@ func TestSlowHNS(t *testing.T) {
 		if _, err := d.List(t.Context(), All); err != nil {
 			t.Error(err)
 		}
-		if len(reported) != 3 || reported[2] != "" || reported[1] == "" {
-			t.Errorf("said %q, want two remarks and one end", reported)
-		}
+		kit.Check(t, len(reported) == 3 && reported[2] == "" && reported[1] != "",
+			"said %q, want two remarks and one end", reported)
 	})
 }
 

@@ -115,12 +115,10 @@ func TestChangesPassAListing(t *testing.T) {
 					object = "reached"
 					return changed
 				})
-				if object == "" || late != "" || b.begun != 2 {
-					t.Errorf("changed at an object: %q; %d listings, want 2; after it, still to do:\n%s", object, b.begun, late)
-				}
-				if b.backend.state == nil || b.backend.listingAge() > 3*time.Second {
-					t.Error("the listing was not used")
-				}
+				kit.Check(t, object != "" && late == "" && b.begun == 2,
+					"changed at an object: %q; %d listings, want 2; after it, still to do:\n%s", object, b.begun, late)
+				kit.Check(t, b.backend.state != nil && b.backend.listingAge() <= 3*time.Second,
+					"the listing was not used")
 				b.backend.host.patience = 0
 				b.passed.Add(int64(time.Minute))
 				if p := b.plan(changed); !p.Empty() || len(p.Outcome().Drift) > 0 || !p.Outcome().FullSync {
@@ -148,9 +146,8 @@ func TestDriftIsFoundDuringChanges(t *testing.T) {
 		}
 		return apps(2, 6, map[int]string{0: "10.244.2.50:80@b"})
 	})
-	if len(b.hns.balancers) != 6 || repair == "" {
-		t.Errorf("%d load balancers, want 6; the round after the listing did\n%s", len(b.hns.balancers), repair)
-	}
+	kit.Check(t, len(b.hns.balancers) == 6 && repair != "",
+		"%d load balancers, want 6; the round after the listing did\n%s", len(b.hns.balancers), repair)
 	if owner, recorded := b.backend.host.record.LoadBalancers[gone]; recorded {
 		t.Errorf("the load balancer that is gone is still recorded for %v", owner)
 	}
@@ -222,9 +219,8 @@ func TestTakenDuringAListing(t *testing.T) {
 	b.passed.Add(int64(time.Minute))
 	clear(b.hns.calls)
 	wantFailed(t, round(), "port is taken", "web")
-	if b.open == nil || b.hns.calls["create load balancer"] != 1 {
-		t.Fatalf("calls %v, want a listing that goes on and an attempt", b.hns.calls)
-	}
+	kit.Need(t, b.open != nil && b.hns.calls["create load balancer"] == 1,
+		"calls %v, want a listing that goes on and an attempt", b.hns.calls)
 	for b.open != nil {
 		b.next()
 	}

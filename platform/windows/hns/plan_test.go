@@ -218,9 +218,7 @@ func TestChangesAreReadBack(t *testing.T) {
 	b.hns.version = Version{15, 4} // the model still has 15.5
 	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	p := b.plan(want)
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Fatalf("Apply: %v", err)
-	}
+	kit.Must(t, p.Apply(context.Background()).Err)
 	for _, lb := range b.hns.balancers {
 		kit.Check(t, len(lb.Endpoints) == 1, "load balancer has endpoints %v, want one", lb.Endpoints)
 	}

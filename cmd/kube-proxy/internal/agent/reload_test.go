@@ -71,9 +71,8 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
 	why := r.reports.Health.Report().Conditions[string(condition.Configuration)]
-	if !strings.Contains(why, "clientConnection.kubeconfig") || !strings.Contains(why, "could not start") {
-		t.Errorf("condition %q, want the field that needs a process which could not start", why)
-	}
+	kit.Check(t, strings.Contains(why, "clientConnection.kubeconfig") && strings.Contains(why, "could not start"),
+		"condition %q, want the field that needs a process which could not start", why)
 	if r.active.config() != c || r.active.status()["Configuration file cannot be used"] != why {
 		t.Errorf("status %v, want the old configuration and why the new one is none", r.active.status())
 	}
@@ -116,9 +115,8 @@ func TestUnusedSettingsCauseNothing(t *testing.T) {
 		text.Reset()
 		r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
 		kit.Must(t, r.apply(t.Context(), c, []config.Change{{Path: "clusterCIDR", Effect: effect}}))
-		if strings.Contains(text.String(), "Pods cannot be distinguished") != warns {
-			t.Errorf("effect %v, log:\n%s", effect, text)
-		}
+		kit.Check(t, strings.Contains(text.String(), "Pods cannot be distinguished") == warns,
+			"effect %v, log:\n%s", effect, text)
 	}
 }
 
@@ -270,9 +268,8 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	r := &reloader{proxy: p, servers: newTestServers(t, "127.0.0.1:0").servers}
 	r.reject(errors.New("no such field"))
 	kit.Must(t, r.adopt(t.Context(), c, nil))
-	if len(shown) != 2 || shown[0] != "no such field" || shown[1] != "" {
-		t.Errorf("shown when the file was said to be bad, and then good: %q", shown)
-	}
+	kit.Check(t, len(shown) == 2 && shown[0] == "no such field" && shown[1] == "",
+		"shown when the file was said to be bad, and then good: %q", shown)
 }
 
 func TestTrackOptions(t *testing.T) {

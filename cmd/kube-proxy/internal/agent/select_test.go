@@ -110,9 +110,8 @@ func TestSelectMode(t *testing.T) {
 			if err != nil {
 				text = err.Error()
 			}
-			if got != tt.want || !strings.HasPrefix(text, tt.err) || tt.err == "" && text != "" {
-				t.Errorf("mode %q, error %q; want %q, %q", got, text, tt.want, tt.err)
-			}
+			kit.Check(t, got == tt.want && strings.HasPrefix(text, tt.err) && (tt.err != "" || text == ""),
+				"mode %q, error %q; want %q, %q", got, text, tt.want, tt.err)
 			first, _, _ := strings.Cut(log.String(), "\n")
 			if (tt.logged == "") != (log.Len() == 0) || !strings.Contains(first, tt.logged) {
 				t.Errorf("log:\n%swant %q first", log.String(), tt.logged)
