@@ -19,11 +19,11 @@ DATE      := $(shell git log -1 --format=%cI 2>/dev/null)
 E2E := ./test/apisource ./test/cluster ./test/incluster ./test/monitoring ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
-WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
+WINE := ./test/windows ./test/wine/... ./test/winparity ./test/hns/... ./test/winservice
 
 # The packages that make test leaves out: those that need an API server, Wine or a virtual
-# machine, and the benchmarks.
-SLOW := $(E2E) $(WINE) ./test/bench ./test/vm/...
+# machine, and the benchmarks. The slowest is the first, so that nothing waits for it in the end.
+SLOW := $(WINE) $(E2E) ./test/bench ./test/vm/...
 
 # The packages that make test runs. Those of test/hns need no Wine but are a part of it.
 QUICK = $(filter-out $(shell go list $(filter-out ./test/hns/...,$(SLOW))),$(shell go list ./...))
@@ -33,18 +33,19 @@ QUICK = $(filter-out $(shell go list $(filter-out ./test/hns/...,$(SLOW))),$(she
 RACED := ./cmd/... ./common/... ./config/... ./platform/... ./test/apisource ./test/hns/...
 
 # Tests for make check only: the long ones on real packets, and those that need a compiler
-# programs for the kernel.
-LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsChange|MountedVolume|ObjectIsCompiled|Probe|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|Troubles|UDPEndsThoughKilled|Unrest|UserspaceBoundSwitch|UserspaceSwitch|IPTablesLockIsKept|IPTablesTroubles|UserspaceTroubles
+# of programs for the kernel.
+LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsChange|MountedVolume|ObjectIsCompiled|Probe|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|Troubles|UDPEndsThoughKilled|Unrest|UserspaceBoundSwitch|UserspaceSwitch|IPTablesLockIsKept|IPTablesTroubles|UserspaceTroubles|IPTablesRebalance|UserspaceRebalance|SilentEndpointsOfTenants|SilentDatagrams|StickyClients|AcceleratedSecondDraw
 
 # Tests that the race detector leaves out: long ones in which one goroutine does everything.
 # They run without it, in full, in these packages.
 LONE := LogsShare|Personalities|RulesSuites|Size|Suites|SuitesDuringListings|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
 LONE_IN := ./cmd/kube-proxy/internal/collect ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
 
-# What make test leaves to make rest. Random tests draw a fifth of their cases in it; make rest
-# and make nightly draw all. Most tests on real packets wait for silence, so four run at a time.
+# What make test leaves to make rest. Random tests draw a fifth of their cases in it, and tests in
+# modes iptables and userspace have one of the two variants of iptables; make rest has the other, and
+# make nightly all. Most tests on real packets wait for silence, so six run at a time.
 LATER := $(LONG)|CountsAtScale|Floods
-BRIEF := -short -parallel=4
+BRIEF := -short -parallel=6
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
 ACCELERATED := EveryCell|Restart|IPTablesRestart|Hairpin|RefusedAtOnce|ChangesUnderLoad
@@ -258,7 +259,7 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   6 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
+	@echo "   4 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
 	@$(report) $(BRIEF) -timeout 20m -skip '^Test($(LATER))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
@@ -274,15 +275,18 @@ rest: setup formatted controlplane prefix machine ## what make check runs after 
 	$(static); \
 	echo "== tests $$race, then the long ones; an hour on two cores; beside them, a virtual machine, whose output comes after"; \
 	$(report) $$race -timeout 30m -skip '^Test($(LONE))$$' $(RACED) || failed=1; \
-	echo "== long tests of one goroutine"; \
+	echo "== $$SECONDS s: long tests of one goroutine"; \
 	$(report) -timeout 30m -run '^Test($(LONE))$$' $(LONE_IN) || failed=1; \
-	echo "== API server, Wine, and the long tests on real packets"; \
+	echo "== $$SECONDS s: API server, Wine, and the long tests on real packets"; \
 	KUBEPROXY_SOAK=30s $(report) -timeout 30m $(filter-out $(RACED),$(SLOW)) || failed=1; \
-	$(report) -timeout 30m -run '^Test($(LONG))$$' ./test/live || failed=1; \
-	echo "== live tests with socket acceleration"; \
-	KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -run '^Test($(ACCELERATED))$$' ./test/live || failed=1; \
+	$(report) -parallel=4 -timeout 30m -run '^Test($(LONG))$$' ./test/live || failed=1; \
+	echo "== $$SECONDS s: live tests with the other variant of iptables"; \
+	KUBEPROXY_VARIANTS=other $(report) -short -parallel=4 -timeout 30m -skip '^Test($(LATER))$$' -run '^Test(IPTables|Userspace)' ./test/live || failed=1; \
+	echo "== $$SECONDS s: live tests with socket acceleration"; \
+	KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -parallel=4 -run '^Test($(ACCELERATED))$$' ./test/live || failed=1; \
 	( $(in_release) ) || failed=1; \
 	( $(in_cluster) ) || failed=1; \
+	echo "== $$SECONDS s: virtual machine"; \
 	tail --pid=$$machine -n +1 -f $(vm).log; \
 	wait $$machine || failed=1; \
 	exit $$failed

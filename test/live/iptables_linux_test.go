@@ -30,10 +30,23 @@ import (
 	"kubeproxy/test/program"
 )
 
+// variants are those of the commands of iptables that a test runs with: both, with -short one of
+// them, which differs among tests, and with KUBEPROXY_VARIANTS=other the other one.
+func variants(t *testing.T) []string {
+	n := len(t.Name()) % len(program.IPTablesVariants)
+	switch {
+	case os.Getenv("KUBEPROXY_VARIANTS") == "other":
+		n = 1 - n
+	case !testing.Short():
+		return program.IPTablesVariants
+	}
+	return program.IPTablesVariants[n : n+1]
+}
+
 // eachVariant runs test in mode iptables with each of the variants.
 func eachVariant(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
-	for _, v := range program.IPTablesVariants {
+	for _, v := range variants(t) {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
 			m := defaultMode()
@@ -250,7 +263,7 @@ func TestIPTablesRulesAhead(t *testing.T) {
 	t.Parallel()
 	alone := defaultMode()
 	alone.flags = append(alone.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
-	for _, variant := range program.IPTablesVariants {
+	for _, variant := range variants(t) {
 		alone.iptables = variant
 		for _, m := range []mode{alone, inUserspace(variant)} {
 			t.Run(m.proxyMode()+"/"+variant, func(t *testing.T) {

@@ -58,16 +58,11 @@ func withoutIPVS(t *testing.T, test func(*testing.T, mode)) {
 }
 
 // eachIPVSVariant runs test in mode ipvs with each variant of iptables, one at a time:
-// the longer a check of the kernel takes, the more rarely the proxy makes one. With -short it is
-// one of them, which differs among tests.
+// the longer a check of the kernel takes, the more rarely the proxy makes one.
 func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant string)) {
 	t.Helper()
 	needIPVS(t)
-	variants := program.IPTablesVariants
-	if n := len(t.Name()) % len(variants); testing.Short() {
-		variants = variants[n : n+1]
-	}
-	for _, v := range variants {
+	for _, v := range variants(t) {
 		t.Run(v, func(t *testing.T) { test(t, switchableModes()["ipvs"], v) })
 	}
 }

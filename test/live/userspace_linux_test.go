@@ -28,7 +28,7 @@ import (
 // withUserspace runs test in mode userspace with each of the variants of iptables.
 func withUserspace(t *testing.T, test func(*testing.T, mode)) {
 	t.Parallel()
-	for _, v := range program.IPTablesVariants {
+	for _, v := range variants(t) {
 		t.Run(v, func(t *testing.T) {
 			t.Parallel()
 			test(t, inUserspace(v))
