@@ -31,9 +31,8 @@ func TestMakeNotesRevision(t *testing.T) {
 	}
 	made, err := exec.Command("make", "-C", "..", "-n", "bin/kube-proxy").CombinedOutput()
 	kit.Need(t, err == nil, "make -n: %v: %s", err, made)
-	if want := "," + strings.TrimSpace(string(commit)) + ","; !strings.Contains(string(made), want) {
-		t.Errorf("want %s in\n%s", want, made)
-	}
+	want := "," + strings.TrimSpace(string(commit)) + ","
+	kit.Check(t, strings.Contains(string(made), want), "want %s in\n%s", want, made)
 }
 
 // TestNightlyFuzzes has make nightly run each fuzz test there is.
@@ -50,9 +49,8 @@ func TestNightlyFuzzes(t *testing.T) {
 			}
 			text, err := os.ReadFile(path)
 			for _, m := range regexp.MustCompile(`(?m)^func (Fuzz\w*)\(`).FindAllStringSubmatch(string(text), -1) {
-				if want := "fuzz: " + m[1] + " of ./" + strings.TrimPrefix(filepath.Dir(path), "../") + ","; !strings.Contains(string(said), want) {
-					t.Errorf("want %q in\n%s", want, said)
-				}
+				want := "fuzz: " + m[1] + " of ./" + strings.TrimPrefix(filepath.Dir(path), "../") + ","
+				kit.Check(t, strings.Contains(string(said), want), "want %q in\n%s", want, said)
 			}
 			return err
 		})
@@ -100,9 +98,8 @@ func TestLeftOutTestsRun(t *testing.T) {
 			elsewhere := func(dir string) bool {
 				return !r.has(dir) || slices.ContainsFunc(runs, func(r testRun) bool { return r.runs(name, dir) })
 			}
-			if lost := slices.DeleteFunc(slices.Clone(where[name]), elsewhere); len(lost) > 0 {
-				t.Errorf("make leaves out Test%s of %q, and runs it nowhere else", name, lost)
-			}
+			lost := slices.DeleteFunc(slices.Clone(where[name]), elsewhere)
+			kit.Check(t, len(lost) == 0, "make leaves out Test%s of %q, and runs it nowhere else", name, lost)
 		}
 	}
 }

@@ -109,9 +109,8 @@ oomScoreAdj: null
 
 func TestMinSyncPeriodZeroIsHonoured(t *testing.T) {
 	c := mustLoad(t, Linux, "iptables: {minSyncPeriod: 0s}\n", "--proxy-mode=iptables")
-	if got := c.IPTables.MinSyncPeriod.Duration; got != 0 {
-		t.Errorf("from file: %v, want 0s", got)
-	}
+	got := c.IPTables.MinSyncPeriod.Duration
+	kit.Check(t, got == 0, "from file: %v, want 0s", got)
 	c = mustLoad(t, Linux, "", "--iptables-min-sync-period=0")
 	if got := c.NFTables.MinSyncPeriod.Duration; got != 0 {
 		t.Errorf("from flag: %v, want 0s", got)
@@ -120,9 +119,8 @@ func TestMinSyncPeriodZeroIsHonoured(t *testing.T) {
 
 func TestConntrackZeroIsNotNull(t *testing.T) {
 	c := mustLoad(t, Linux, "conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s}\n")
-	if got := *c.Conntrack.MaxPerCore; got != 0 {
-		t.Errorf("maxPerCore = %d, want 0", got)
-	}
+	got := *c.Conntrack.MaxPerCore
+	kit.Check(t, got == 0, "maxPerCore = %d, want 0", got)
 	if got := c.Conntrack.TCPEstablishedTimeout.Duration; got != 0 {
 		t.Errorf("tcpEstablishedTimeout = %v, want 0s", got)
 	}
@@ -189,9 +187,8 @@ func TestNodePorts(t *testing.T) {
 
 func TestNodeName(t *testing.T) {
 	c := mustLoad(t, Linux, "hostnameOverride: ' Node-A '")
-	if got := c.NodeName("host"); got != "node-a" {
-		t.Errorf("override: %q, want node-a", got)
-	}
+	got := c.NodeName("host")
+	kit.Check(t, got == "node-a", "override: %q, want node-a", got)
 	if got := mustLoad(t, Linux, "").NodeName(" HOST\n"); got != "host" {
 		t.Errorf("host name: %q, want host", got)
 	}
@@ -241,9 +238,8 @@ func TestLeadingZeros(t *testing.T) {
 	c.BindAddress, c.ClusterCIDR = "192.000.002.001", "010.244.000.000/16,fd00:0010::/048"
 	c.NodePortAddresses = []string{"192.0.002.000/24"}
 	want := "192.0.2.1 [10.244.0.0/16 fd00:10::/48] [192.0.2.0/24 ::/0]"
-	if got := fmt.Sprint(c.NodeIP(), c.ClusterCIDRs(), c.NodePorts().Prefixes); got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	got := fmt.Sprint(c.NodeIP(), c.ClusterCIDRs(), c.NodePorts().Prefixes)
+	kit.Check(t, got == want, "got %s, want %s", got, want)
 }
 
 func TestValidate(t *testing.T) {
@@ -338,9 +334,8 @@ func TestPortRange(t *testing.T) {
 		kit.Equal(t, (result{first, last, ok}), want, "portRange(%q)", s)
 	}
 	for _, s := range []string{"-", "a-b", "1-", "+1", "-5", "1-2-3", "1:2"} {
-		if _, _, ok := portRange(s); ok {
-			t.Errorf("portRange(%q) is accepted", s)
-		}
+		_, _, ok := portRange(s)
+		kit.Check(t, !ok, "portRange(%q) is accepted", s)
 	}
 }
 
@@ -436,9 +431,8 @@ func TestUDPIdleTimeout(t *testing.T) {
 	if c := Diff(old, now, in(Userspace)); len(c) != 2 || c[0].Effect != Restart || c[1].Effect != Restart || c[1].String() != "udpIdleTimeout: 250ms -> 2s" {
 		t.Errorf("Diff = %v", c)
 	}
-	if first, last := now.Listeners(); first != 5000 || last != 5003 {
-		t.Errorf("Listeners = %d, %d", first, last)
-	}
+	first, last := now.Listeners()
+	kit.Check(t, first == 5000 && last == 5003, "Listeners = %d, %d", first, last)
 }
 
 // TestInherit checks that settings of section iptables apply to mode nftables, if the
@@ -536,9 +530,8 @@ func TestFeatures(t *testing.T) {
 		t.Errorf("%v, want all by name", all)
 	}
 	for _, f := range all {
-		if want := !slices.Contains(off, f.Name); f.Enabled != want {
-			t.Errorf("%s is %t, want %t", f.Name, f.Enabled, want)
-		}
+		want := !slices.Contains(off, f.Name)
+		kit.Check(t, f.Enabled == want, "%s is %t, want %t", f.Name, f.Enabled, want)
 	}
 }
 
@@ -612,9 +605,8 @@ func TestFeatureHelp(t *testing.T) {
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	new(Flags).Register(fs)
 	for _, f := range features {
-		if usage := fs.Lookup("feature-gates").Usage; !strings.Contains(usage, f.Name) {
-			t.Errorf("%s is not in %q", f.Name, usage)
-		}
+		usage := fs.Lookup("feature-gates").Usage
+		kit.Check(t, strings.Contains(usage, f.Name), "%s is not in %q", f.Name, usage)
 	}
 }
 
@@ -698,12 +690,10 @@ func TestServersDiffer(t *testing.T) {
 		if ok {
 			warning, hard = "", ""
 		}
-		if got := errorText(joined(mustLoad(t, Linux, "", args...).Warnings)); got != warning {
-			t.Errorf("%s: warnings %q, want %q", addrs, got, warning)
-		}
-		if _, err := load(t, Linux, "", append(args, "--bind-address-hard-fail")...); errorText(err) != hard {
-			t.Errorf("%s: %v, want %s", addrs, err, hard)
-		}
+		got := errorText(joined(mustLoad(t, Linux, "", args...).Warnings))
+		kit.Check(t, got == warning, "%s: warnings %q, want %q", addrs, got, warning)
+		_, err := load(t, Linux, "", append(args, "--bind-address-hard-fail")...)
+		kit.Check(t, errorText(err) == hard, "%s: %v, want %s", addrs, err, hard)
 	}
 }
 

@@ -228,13 +228,11 @@ func (o *ownSwitch) checkField(t *testing.T, other string) {
 	}
 	now, was := mustLoad(t, Linux, o.path+": "+other+"\n"), mustLoad(t, Linux, "")
 	want := Change{o.path, o.of(&was.Switches).String(), o.of(&now.Switches).String(), o.effect}
-	if c := Diff(was, now, in(NFTables)); len(c) != 1 || c[0] != want || o.effect == Unused {
-		t.Errorf("Diff = %v, want %v", c, want)
-	}
+	c := Diff(was, now, in(NFTables))
+	kit.Check(t, len(c) == 1 && c[0] == want && o.effect != Unused, "Diff = %v, want %v", c, want)
 	windows := mustLoad(t, Windows, o.path+": true\n")
-	if n := windows.Notes; len(n) != 1 || !strings.Contains(n[0].Text, o.windows) {
-		t.Errorf("notes %v, want that %s", n, o.windows)
-	}
+	n := windows.Notes
+	kit.Check(t, len(n) == 1 && strings.Contains(n[0].Text, o.windows), "notes %v, want that %s", n, o.windows)
 	if n := slices.Concat(mustLoad(t, Windows, "").Notes, mustLoad(t, Windows, o.path+": false\n").Notes); len(n) != 0 {
 		t.Errorf("notes %v, want none", n)
 	}
@@ -281,9 +279,8 @@ func TestSilentEndpoints(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "silentEndpoints: observe\n"), in(NFTables)); len(c) != 1 || c[0].String() != "silentEndpoints: on -> observe" || c[0].Effect != Hot {
-		t.Errorf("Diff = %v", c)
-	}
+	c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "silentEndpoints: observe\n"), in(NFTables))
+	kit.Check(t, len(c) == 1 && c[0].String() == "silentEndpoints: on -> observe" && c[0].Effect == Hot, "Diff = %v", c)
 }
 
 // TestAcceleration reads whose sockets are accelerated, from a flag and from a file.
@@ -400,9 +397,8 @@ func TestSyncFlagsByMode(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			c := mustLoad(t, tt.os, "", append(tt.args, "--iptables-sync-period=9s")...)
-			if got := c.IPTables.SyncPeriod.Duration.String() + " " + c.NFTables.SyncPeriod.Duration.String(); got != tt.want {
-				t.Errorf("iptables, nftables = %s, want %s", got, tt.want)
-			}
+			got := c.IPTables.SyncPeriod.Duration.String() + " " + c.NFTables.SyncPeriod.Duration.String()
+			kit.Check(t, got == tt.want, "iptables, nftables = %s, want %s", got, tt.want)
 		})
 	}
 }
@@ -414,9 +410,8 @@ func TestBadFlagValues(t *testing.T) {
 	} {
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		new(Flags).Register(fs)
-		if err := fs.Parse([]string{arg}); err == nil {
-			t.Errorf("%s is accepted", arg)
-		}
+		err := fs.Parse([]string{arg})
+		kit.Check(t, err != nil, "%s is accepted", arg)
 	}
 }
 
@@ -454,9 +449,8 @@ func TestSharedFlags(t *testing.T) {
 // override.
 func TestGatesOverride(t *testing.T) {
 	for flag, want := range map[string]int{"WinDSR=true": 0, "WinDSR=false": 1, "WinOverlay=false": 0} {
-		if c := mustLoad(t, Linux, "featureGates: {WinDSR: true}\n", "--feature-gates="+flag); len(c.Overrides) != want {
-			t.Errorf("%s: %v, want %d", flag, c.Overrides, want)
-		}
+		c := mustLoad(t, Linux, "featureGates: {WinDSR: true}\n", "--feature-gates="+flag)
+		kit.Check(t, len(c.Overrides) == want, "%s: %v, want %d", flag, c.Overrides, want)
 	}
 }
 

@@ -39,9 +39,8 @@ func TestFurtherDocuments(t *testing.T) {
 			file, err := Parse("f", []byte(tt.data))
 			kit.Must(t, err)
 			kit.Check(t, file.Values.Mode == IPVS, "mode %q, want ipvs", file.Values.Mode)
-			if got := errorText(joined(file.Warnings)); got != tt.warnings {
-				t.Errorf("warnings %q, want %q", got, tt.warnings)
-			}
+			got := errorText(joined(file.Warnings))
+			kit.Check(t, got == tt.warnings, "warnings %q, want %q", got, tt.warnings)
 			// Documents for others do not make a file wrong.
 			if wrong := tt.warnings != "" && !strings.Contains(tt.warnings, "further"); wrong != (file.Strict() != nil) {
 				t.Errorf("strictly: %v", file.Strict())
@@ -127,9 +126,8 @@ func TestFind(t *testing.T) {
 		t.Errorf("two ConfigMaps: %v, %v", found, err)
 	}
 	_, err := Find("f", []byte(kubeadm+"kind: Secret\n"))
-	if want := "f: has no KubeProxyConfiguration: it has ClusterConfiguration at line 1, Secret at line 3"; errorText(err) != want {
-		t.Errorf("nothing: %v, want %s", err, want)
-	}
+	want := "f: has no KubeProxyConfiguration: it has ClusterConfiguration at line 1, Secret at line 3"
+	kit.Check(t, errorText(err) == want, "nothing: %v, want %s", err, want)
 }
 
 // TestMergeKeys checks that a field of the mapping goes before merged ones, and a first
@@ -144,9 +142,8 @@ nftables:
 featureGates: {<<: {WinDSR: true}, WinDSR: false}
 `)
 	got := fmt.Sprint(c.IPVS.SyncPeriod.Duration, c.IPVS.MinSyncPeriod.Duration, c.NFTables.SyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration, c.FeatureGates)
-	if want := "50s 3s 7s 3s map[WinDSR:false]"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	want := "50s 3s 7s 3s map[WinDSR:false]"
+	kit.Check(t, got == want, "%s, want %s", got, want)
 }
 
 // TestOldForms checks the forms of kube-proxy 1.7 to 1.9, and numbers as Helm writes them.
@@ -205,9 +202,8 @@ func TestMigrate(t *testing.T) {
 			kit.Must(t, err)
 			kit.Same(t, "printed (-want +got)", tt.want, string(out))
 			kit.Same(t, "left out (-want +got)", tt.left, notesText(&Config{Notes: left}))
-			if _, err := LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, out); err != nil {
-				t.Errorf("a strict start: %v", err)
-			}
+			_, err = LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, out)
+			kit.Check(t, err == nil, "a strict start: %v", err)
 		})
 	}
 	_, _, err := Migrate(Found{Name: "f", Data: []byte("\n" + head + "mode: magic\nfeatureGates: {A: true}\n")}, testModes, Linux)
@@ -329,9 +325,8 @@ func FuzzParse(f *testing.F) {
 			kit.Need(t, err == nil, "parse what was written: %v\n%s", err, first)
 			c, err = complete(again, &Flags{Modes: testModes}, os, nil)
 			kit.Need(t, err == nil, "check what was written: %v\n%s", err, first)
-			if diff := cmp.Diff(first, written(c)); diff != "" {
-				t.Fatalf("second writing (-first +second):\n%s", diff)
-			}
+			diff := cmp.Diff(first, written(c))
+			kit.Need(t, diff == "", "second writing (-first +second):\n%s", diff)
 		}
 	})
 }
@@ -345,8 +340,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	_, err := Load(&Flags{Modes: testModes, Config: path, StrictConfig: true}, Linux)
 	kit.Need(t, err != nil, "Check = nil")
 	for _, want := range []string{"mode: ", "iptable: ", "iptables.masqueradeBit: ", "conntrack.maxPerCore: "} {
-		if n := strings.Count(err.Error(), ": "+want); n != 1 {
-			t.Errorf("%d errors about %q, want 1:\n%v", n, want, err)
-		}
+		n := strings.Count(err.Error(), ": "+want)
+		kit.Check(t, n == 1, "%d errors about %q, want 1:\n%v", n, want, err)
 	}
 }

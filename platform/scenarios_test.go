@@ -4,8 +4,12 @@
 package platform
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,6 +25,11 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/platform/windows/hns"
 	"kubeproxy/test/kit"
 )
 
@@ -177,5 +186,195 @@ func TestSkeleton(t *testing.T) {
 			kit.Must(t, err)
 			kit.Same(t, "skeleton (-want +got)", string(want), string(got))
 		})
+	}
+}
+
+var userspaceOptions = userspace.Options{Rules: iptablesOptions}
+
+func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
+	t.Helper()
+	all, _ := userspace.Render(want, userspaceOptions)
+	return []byte(all.String())
+}
+
+// writeUserspace writes the chains that are not in the skeleton or differ there.
+func writeUserspace(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
+	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
+		return userspace.Document(f, s, userspaceOptions)
+	})
+}
+
+// hnsScenarioOptions are the operator's options for Windows, and the assumed network.
+type hnsScenarioOptions struct {
+	Kind                hns.Kind // L2Bridge by default
+	SourceVIP           string
+	DSR                 bool
+	ForwardHealthChecks bool
+}
+
+// writeKernelspace writes what a Windows node would hold.
+func writeKernelspace(t *testing.T, want *service.Snapshot, c scenarioOptions) string {
+	t.Helper()
+	o := hns.Options{DSR: c.HNS.DSR, ForwardHealthChecks: c.HNS.ForwardHealthChecks, RootEndpoint: "cbr0", HealthzPort: 10256}
+	if c.HNS.SourceVIP != "" {
+		o.SourceVIP = netip.MustParseAddr(c.HNS.SourceVIP)
+	}
+	kind := hns.L2Bridge
+	if c.HNS.Kind != "" {
+		kind = c.HNS.Kind
+	}
+	all, _, err := hns.Render(want, hns.AssumedListing(kind, want, o), o)
+	kit.Need(t, err == nil, "render: %v", err)
+	return all.String()
+}
+
+var ipvsOptions = ipvs.Options{MasqueradeBit: 14}
+
+func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
+	t.Helper()
+	all, _ := ipvs.Render(want, ipvsOptions)
+	return []byte(all.String())
+}
+
+// writeIPVS writes addresses and virtual servers, the elements of all sets, and the
+// chains that are not in the skeleton or differ there.
+func writeIPVS(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
+	var b strings.Builder
+	for _, f := range service.Families {
+		d := ipvs.NewDocument(f, want, ipvsOptions)
+		var addrs []string
+		for _, a := range d.Addresses {
+			addrs = append(addrs, fmt.Sprintf("%s from %s", a.Addr, a.Source))
+		}
+		writeLines(&b, f.String()+" addresses", addrs)
+		for _, s := range d.Servers {
+			var to []string
+			for _, a := range s.Destinations {
+				to = append(to, a.String())
+			}
+			writeLines(&b, s.String(), to)
+		}
+		for _, s := range d.Sets {
+			var elements []string
+			for _, e := range s.Elements {
+				elements = append(elements, e.Element)
+			}
+			writeLines(&b, s.Name, elements)
+		}
+		writeAdded(&b, f, ipvs.NewDocument(f, emptySnapshot, ipvsOptions).Chains, d.Chains)
+	}
+	return orSkeletonOnly(&b)
+}
+
+var iptablesOptions = iptables.Options{MasqueradeBit: 14, LocalhostNodePorts: true, DropInvalid: true}
+
+func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
+	t.Helper()
+	all, _ := iptables.Render(want, iptablesOptions)
+	return []byte(all.String())
+}
+
+// writeIPTables writes the chains that are not in the skeleton or differ there: what a
+// cluster and its node add to it.
+func writeIPTables(_ *testing.T, want *service.Snapshot, _ scenarioOptions) string {
+	return writeChains(want, func(f service.Family, s *service.Snapshot) iptables.Tables {
+		return iptables.Document(f, s, iptablesOptions)
+	})
+}
+
+func writeChains(want *service.Snapshot, document func(service.Family, *service.Snapshot) iptables.Tables) string {
+	var b strings.Builder
+	for _, f := range service.Families {
+		writeAdded(&b, f, document(f, emptySnapshot), document(f, want))
+	}
+	return orSkeletonOnly(&b)
+}
+
+// writeAdded writes the chains of t that are not in skeleton or differ there.
+func writeAdded(b *strings.Builder, f service.Family, skeleton, t iptables.Tables) {
+	for i, table := range t.Tables {
+		for _, c := range changedChains(skeleton.Tables[i], table) {
+			writeLines(b, f.String()+" "+table.Name+" "+c.Name, c.Rules)
+		}
+	}
+}
+
+// changedChains returns the chains of t that are not in skeleton or differ there.
+func changedChains(skeleton, t iptables.Table) []iptables.Chain {
+	return slices.DeleteFunc(slices.Clone(t.Chains), func(c iptables.Chain) bool {
+		return slices.ContainsFunc(skeleton.Chains, func(s iptables.Chain) bool { return s.Name == c.Name && slices.Equal(s.Rules, c.Rules) })
+	})
+}
+
+var nftablesOptions = nftables.Options{MasqueradeBit: 14}
+
+// emptySnapshot has a node with default values, in a cluster without Services.
+var emptySnapshot = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
+
+func renderNFTables(t *testing.T, want *service.Snapshot, format document.Format) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	all, doc := nftables.Render(want, nftablesOptions)
+	kit.Must(t, format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }))
+	return b.Bytes()
+}
+
+// nftTables is the JSON output of Render.
+type nftTables struct {
+	Tables []struct {
+		Family, Name string
+		Sets, Chains []nftObject
+	}
+}
+
+type nftObject struct {
+	Name, Type      string
+	Elements, Rules []string
+}
+
+func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
+	t.Helper()
+	var tables nftTables
+	kit.Must(t, json.Unmarshal(renderNFTables(t, want, document.JSON), &tables))
+	return tables
+}
+
+// writeNFTables writes the elements of all sets, and the chains that are not in the
+// skeleton or differ there: what a cluster and its node add to it.
+func writeNFTables(t *testing.T, want *service.Snapshot, _ scenarioOptions) string {
+	t.Helper()
+	skeleton := nftablesOf(t, emptySnapshot)
+	var b strings.Builder
+	for i, table := range nftablesOf(t, want).Tables {
+		for _, s := range table.Sets {
+			writeLines(&b, table.Family+" "+s.Name, s.Elements)
+		}
+		for _, c := range table.Chains {
+			if !slices.ContainsFunc(skeleton.Tables[i].Chains, c.equal) {
+				writeLines(&b, table.Family+" chain "+c.Name, c.Rules)
+			}
+		}
+	}
+	return orSkeletonOnly(&b)
+}
+
+func orSkeletonOnly(b *strings.Builder) string {
+	if b.Len() == 0 {
+		return "nothing but the skeleton\n"
+	}
+	return b.String()
+}
+
+func (o nftObject) equal(x nftObject) bool {
+	return o.Name == x.Name && o.Type == x.Type && slices.Equal(o.Rules, x.Rules)
+}
+
+func writeLines(b *strings.Builder, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "%s\n", title)
+	for _, l := range lines {
+		fmt.Fprintf(b, "\t%s\n", l)
 	}
 }

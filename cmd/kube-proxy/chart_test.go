@@ -60,9 +60,8 @@ func TestChart(t *testing.T) {
 		kit.Check(t, got.Code == 0 && strings.Contains(got.Out, want),
 			"exit %d, no %q: %s\n%s", got.Code, want, got.Err, got.Out)
 	}
-	if again := render("--assign-cluster-ips=10.96.0.0/16,fd00:10:96::/112"); again.Out != got.Out {
-		t.Errorf("another time, other addresses:\n%s\n%s", got.Out, again.Out)
-	}
+	again := render("--assign-cluster-ips=10.96.0.0/16,fd00:10:96::/112")
+	kit.Check(t, again.Out == got.Out, "another time, other addresses:\n%s\n%s", got.Out, again.Out)
 	if got := render("--assign-cluster-ips=10.96.0.0/16,10.97.0.0/16"); got.Code != 1 || !strings.Contains(got.Err, "second range") {
 		t.Errorf("two ranges: exit %d, %s", got.Code, got.Err)
 	}
@@ -210,9 +209,8 @@ func deployedPod(t *testing.T, name string) corev1.PodSpec {
 			Kind string
 			Spec struct{ Template corev1.PodTemplateSpec }
 		}
-		if err := yaml.Unmarshal([]byte(document), &set); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		err := yaml.Unmarshal([]byte(document), &set)
+		kit.Need(t, err == nil, "%s: %v", name, err)
 		if set.Kind == "DaemonSet" {
 			return set.Spec.Template.Spec
 		}

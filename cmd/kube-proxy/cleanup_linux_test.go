@@ -40,9 +40,8 @@ func TestCleanupWithoutRights(t *testing.T) {
 	}
 	out, err := c.CombinedOutput()
 	lastLine := lastLines(string(out))
-	if code := c.ProcessState.ExitCode(); code != 1 {
-		t.Fatalf("%v, exit %d:\n%s", err, code, out)
-	}
+	code := c.ProcessState.ExitCode()
+	kit.Need(t, code == 1, "%v, exit %d:\n%s", err, code, out)
 	if strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: clean up ") || !strings.HasSuffix(lastLine, ": permission denied: "+host.Privileges+"\n") {
 		t.Errorf("it says:\n%s\nwant one line that ends in what to do", lastLine)
 	}
@@ -96,9 +95,8 @@ func TestTakeoverWithoutRights(t *testing.T) {
 	for place, file := range map[string]string{"iptables-legacy": "ip_tables_names", "ip6tables-legacy": "ip6_tables_names"} {
 		want := "it is unknown whether an earlier service proxy left rules in " + place + ": "
 		_, rest, found := strings.Cut(string(out), want)
-		if because := file + ": permission denied: " + right; !found || !strings.Contains(rest, because) {
-			t.Errorf("it says\n%s\nwant %q because of %q", out, want, because)
-		}
+		because := file + ": permission denied: " + right
+		kit.Check(t, found && strings.Contains(rest, because), "it says\n%s\nwant %q because of %q", out, want, because)
 	}
 }
 

@@ -161,9 +161,8 @@ func TestRevision(t *testing.T) {
 	defer func(v string) { version = v }(version)
 	version = "v1-dirty,abc,today"
 	want := [...]string{"v1-dirty", "abc", "dirty", "today"}
-	if b := buildInfo().Metric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
-		t.Errorf("%+v, want %q", b, want)
-	}
+	b := buildInfo().Metric()
+	kit.Check(t, [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} == want, "%+v, want %q", b, want)
 	version = "v1,abc"
 	if b := buildInfo().Metric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
 		t.Errorf("tree state %q, want clean", b.GitTreeState)
@@ -175,9 +174,8 @@ func TestEnds(t *testing.T) {
 	closed, err := os.Create(filepath.Join(t.TempDir(), "closed"))
 	kit.Must(t, err)
 	kit.Must(t, closed.Close())
-	if code := execute(t.Context(), modes.All(), []string{"status", "--help"}, streams{closed, io.Discard}); code != 1 {
-		t.Errorf("help on a full disk: exit code %d", code)
-	}
+	code := execute(t.Context(), modes.All(), []string{"status", "--help"}, streams{closed, io.Discard})
+	kit.Check(t, code == 1, "help on a full disk: exit code %d", code)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	got := callUntil(ctx, t, "", "top", "--server", "127.0.0.1:1", "-o", "json")
@@ -314,9 +312,8 @@ func TestWriteConfig(t *testing.T) {
 		t.Fatal(got.Err)
 	}
 	printed := call(t, dir, "--config=DIR/out.yaml", "--write-config-to=-", "--boot-id-file=/x", "--machine-id-file=/y")
-	if _, err := os.Stat("-"); err == nil || printed.Code != 0 {
-		t.Errorf("exit %d, a file named -: %v", printed.Code, err == nil)
-	}
+	_, err := os.Stat("-")
+	kit.Check(t, err != nil && printed.Code == 0, "exit %d, a file named -: %v", printed.Code, err == nil)
 	first, _ := os.ReadFile(filepath.Join(dir, "out.yaml"))
 	kit.Same(t, "printed (-written +printed)", string(first), printed.Out)
 	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
@@ -338,9 +335,8 @@ func TestConfigFromStandardInput(t *testing.T) {
 		root.SetIn(strings.NewReader(text))
 		root.SetArgs([]string{"config", "validate", "--os=linux", "-"})
 		err := root.Execute()
-		if got := fmt.Sprint(out.String(), err); !strings.Contains(got, want) {
-			t.Errorf("%.200s: no %q in %s", text, want, got)
-		}
+		got := fmt.Sprint(out.String(), err)
+		kit.Check(t, strings.Contains(got, want), "%.200s: no %q in %s", text, want, got)
 	}
 }
 

@@ -63,9 +63,8 @@ func TestDoctorReport(t *testing.T) {
 		Findings []struct{ ID, Severity, What, Why, Link string }
 		Checks   []struct{ Name, State string }
 	}
-	if err := json.Unmarshal([]byte(document.Out), &r); err != nil {
-		t.Fatalf("%v\n%s", err, document.Out)
-	}
+	err := json.Unmarshal([]byte(document.Out), &r)
+	kit.Need(t, err == nil, "%v\n%s", err, document.Out)
 	code := 0
 	if len(r.Findings) > 0 {
 		code = 1

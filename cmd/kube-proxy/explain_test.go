@@ -41,9 +41,8 @@ func TestExplainPrints(t *testing.T) {
 func TestExplainJSON(t *testing.T) {
 	got := explainCall(t, "node", "10.96.0.10:80", "-o", "json")
 	var x explain.Explanation
-	if err := json.Unmarshal([]byte(got.Out), &x); err != nil {
-		t.Fatalf("%v in:\n%s", err, got.Out)
-	}
+	err := json.Unmarshal([]byte(got.Out), &x)
+	kit.Need(t, err == nil, "%v in:\n%s", err, got.Out)
 	if x.Action != "forward" || x.Service != "shop/web" || x.Frontend != "ClusterIP" || len(x.Endpoints) != 3 || x.Endpoints[0].Client != "masqueraded" {
 		t.Errorf("answer %+v", x)
 	}
@@ -104,9 +103,8 @@ endpoints: [{addresses: [10.244.2.11], nodeName: other, conditions: {ready: true
 	} {
 		got := call(t, dir, "explain", "--manifests", dir, "--proxy-mode", "kernelspace", "--hostname-override", "win", "--cluster-cidr", "10.244.0.0/16", "-o", "json", tt.from, tt.to)
 		var x explain.Explanation
-		if err := json.Unmarshal([]byte(got.Out), &x); err != nil || got.Code != 0 {
-			t.Fatalf("%s: exit code %d, %v: %s%s", tt.to, got.Code, err, got.Out, got.Err)
-		}
+		err := json.Unmarshal([]byte(got.Out), &x)
+		kit.Need(t, err == nil && got.Code == 0, "%s: exit code %d, %v: %s%s", tt.to, got.Code, err, got.Out, got.Err)
 		if notes := strings.Join(x.Notes, "; "); tt.want == "" && notes != "" || !strings.Contains(notes, tt.want) {
 			t.Errorf("%s: notes %q, want %q", tt.to, notes, tt.want)
 		}

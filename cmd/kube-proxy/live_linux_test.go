@@ -56,9 +56,8 @@ func live(t *testing.T) {
 	first := startProxy(t, args)
 	first.await(t, `"Programmed" backend="nftables IPv4"`, `"Programmed" backend="nftables IPv6"`)
 	first.end(t)
-	if in := installed(t, dir); !in {
-		t.Error("the rules left with the process")
-	}
+	in := installed(t, dir)
+	kit.Check(t, in, "the rules left with the process")
 
 	second := startProxy(t, args)
 	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false", "oom_score_adj is 0 already")
@@ -71,9 +70,8 @@ func live(t *testing.T) {
 		t.Error("the change was not programmed")
 	}
 
-	if got := call(t, "", append([]string{"--cleanup"}, safeFlags...)...); got.Code != 0 {
-		t.Errorf("cleanup: exit %d, %s", got.Code, got.Err)
-	}
+	got := call(t, "", append([]string{"--cleanup"}, safeFlags...)...)
+	kit.Check(t, got.Code == 0, "cleanup: exit %d, %s", got.Code, got.Err)
 	if in := installed(t, dir); in {
 		t.Error("rules are there after a cleanup")
 	}

@@ -75,9 +75,8 @@ func checkPrinted(t *testing.T, where, out string) {
 	kit.Check(t, utf8.ValidString(out), "%s: not UTF-8: %q", where, out)
 	for line := range strings.Lines(out) {
 		line = strings.TrimSuffix(line, "\n")
-		if plain := strings.ReplaceAll(line, "\t", ""); printable.Text(plain) != plain {
-			t.Errorf("%s: control characters: %q", where, line)
-		}
+		plain := strings.ReplaceAll(line, "\t", "")
+		kit.Check(t, printable.Text(plain) == plain, "%s: control characters: %q", where, line)
 		kit.Check(t, !strings.HasPrefix(line, forged), "%s: a forged line in %q", where, out)
 	}
 }
@@ -325,8 +324,7 @@ func hostileEvents(t *testing.T, s string) {
 		if n := len(e.Message); n == 0 || n > 1024 || strings.Contains(e.Message, "\n") {
 			t.Errorf("a message of %d bytes: %q", n, e.Message)
 		}
-		if wrong := validation.IsDNS1123Subdomain(e.Name); len(wrong) > 0 {
-			t.Errorf("Event %q: %v", e.Name, wrong)
-		}
+		wrong := validation.IsDNS1123Subdomain(e.Name)
+		kit.Check(t, len(wrong) == 0, "Event %q: %v", e.Name, wrong)
 	}
 }

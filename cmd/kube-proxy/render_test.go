@@ -42,9 +42,8 @@ func TestRender(t *testing.T) {
 	for _, want := range []string{"table ip kube-services {", "table ip6 kube-services {", `10.96.0.10 . tcp . 80 comment "shop/web:http"`, "10.244.1.11 . 8080", "0x00004000"} {
 		kit.Check(t, strings.Contains(text.Out, want), "%q is missing in\n%s", want, text.Out)
 	}
-	if again := call(t, dir, args("--proxy-mode=nftables")...); again.Out != text.Out {
-		t.Error("a second rendering differs")
-	}
+	again := call(t, dir, args("--proxy-mode=nftables")...)
+	kit.Check(t, again.Out == text.Out, "a second rendering differs")
 	if got := call(t, dir, args("-o", "json")...); got.Code != 0 || !strings.HasPrefix(got.Out, "{\n") {
 		t.Errorf("json: exit %d, %.80q", got.Code, got.Out)
 	}
@@ -104,9 +103,8 @@ func TestManyProblems(t *testing.T) {
 	if n := strings.Count(printed, "problem: "); n != reading.MostProblems+1 || !strings.Contains(printed, "service shop/s020:") || strings.Contains(printed, "service shop/s021:") {
 		t.Errorf("%d lines; want those on s001 to s020 and one more:\n%s", n, printed)
 	}
-	if want := fmt.Sprintf("problem: and %d more problems\n", services-1-reading.MostProblems); !strings.Contains(printed, want) {
-		t.Errorf("%q is missing in\n%s", want, printed)
-	}
+	want := fmt.Sprintf("problem: and %d more problems\n", services-1-reading.MostProblems)
+	kit.Check(t, strings.Contains(printed, want), "%q is missing in\n%s", want, printed)
 }
 
 // A node's state is read, and what would change is said.
@@ -237,9 +235,8 @@ func TestRenderIgnoresSourceRanges(t *testing.T) {
 		if got.Code != 0 || strings.Contains(got.Out, served) != tt.served || strings.Contains(got.Out, open) != tt.open {
 			t.Errorf("mode %s with %s: exit %d, %s\n%s", tt.mode, tt.flag, got.Code, got.Err, got.Out)
 		}
-		if noted := strings.Contains(got.Err, "has no effect on linux"); noted != (tt.mode == "nftables") {
-			t.Errorf("mode %s with %s: %s", tt.mode, tt.flag, got.Err)
-		}
+		noted := strings.Contains(got.Err, "has no effect on linux")
+		kit.Check(t, noted == (tt.mode == "nftables"), "mode %s with %s: %s", tt.mode, tt.flag, got.Err)
 		if restricted := strings.Contains(got.Out, "203.0.113.5 . tcp . 443 . 192.0.2.100"); restricted != (tt.mode == "nftables") {
 			t.Errorf("mode %s with %s: source ranges are not as they should be:\n%s", tt.mode, tt.flag, got.Out)
 		}

@@ -128,18 +128,16 @@ func TestServicesOfOthers(t *testing.T) {
 		slashes := strings.NewReplacer(`\`, "/")
 		dir, commandText := t.TempDir(), slashes.Replace(command)
 		again := runServiceCommand(t, d, dir, "install", "--manifests=DIR")
-		if refused := strings.Contains(slashes.Replace(again.Err), "runs another program, "+commandText); again.Code != 1 || refused == ours {
-			t.Errorf("install over %s: %+v", command, again)
-		}
+		refused := strings.Contains(slashes.Replace(again.Err), "runs another program, "+commandText)
+		kit.Check(t, again.Code == 1 && refused != ours, "install over %s: %+v", command, again)
 		for _, do := range []string{"stop", "uninstall"} {
 			got := runServiceCommand(t, d, dir, do)
 			if done := got.Code == 0 || strings.Contains(got.Err, "is not running"); done != ours || !ours && !strings.Contains(slashes.Replace(got.Err), "is none of this program, but runs "+commandText) {
 				t.Errorf("%s %s: %+v", do, command, got)
 			}
 		}
-		if removed := d.spec == nil; removed != ours {
-			t.Errorf("%s: removed %t, want %t", command, removed, ours)
-		}
+		removed := d.spec == nil
+		kit.Check(t, removed == ours, "%s: removed %t, want %t", command, removed, ours)
 	}
 }
 
@@ -173,9 +171,8 @@ func TestServiceInstall(t *testing.T) {
 	kit.Check(t, filepath.IsAbs(d.spec.Executable) && d.spec.Args[0] == "--windows-service",
 		"command %s %q", d.spec.Executable, d.spec.Args)
 	again := newRoot(streams{}, modes.All())
-	if err := again.ParseFlags(d.spec.Args); err != nil {
-		t.Errorf("the service does not understand its command line: %v", err)
-	}
+	err = again.ParseFlags(d.spec.Args)
+	kit.Check(t, err == nil, "the service does not understand its command line: %v", err)
 }
 
 // TestServiceRefused checks that a service that could not start is not installed.

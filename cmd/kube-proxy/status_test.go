@@ -189,9 +189,8 @@ func TestStatusAddress(t *testing.T) {
 		if tt.config != "" {
 			q.Config = filepath.Join(dir, tt.config)
 		}
-		if got, err := q.Address(); got != tt.want || err != nil {
-			t.Errorf("address of %+v = %q, %v", tt, got, err)
-		}
+		got, err := q.Address()
+		kit.Check(t, got == tt.want && err == nil, "address of %+v = %q, %v", tt, got, err)
 	}
 }
 

@@ -24,9 +24,8 @@ func TestSupportDumpOfNothing(t *testing.T) {
 	f, err := os.Open(filepath.Join(dir, "dump.tar.gz"))
 	kit.Must(t, err)
 	defer f.Close()
-	if _, err := gzip.NewReader(f); err != nil {
-		t.Error(err)
-	}
+	_, err = gzip.NewReader(f)
+	kit.Check(t, err == nil, "%v", err)
 }
 
 func TestSupportDumpMistakes(t *testing.T) {

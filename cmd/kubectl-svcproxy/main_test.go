@@ -186,9 +186,8 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%s: exit %d, want %d with %q; got %s%s", line, code, exitFailed, want, out, problems)
 		}
 	}
-	if code, out, _ := plugin("--help"); code != 0 || out != help {
-		t.Errorf("--help: exit %d\n%s", code, out)
-	}
+	code, out, _ := plugin("--help")
+	kit.Check(t, code == 0 && out == help, "--help: exit %d\n%s", code, out)
 	for line := range strings.Lines(help) {
 		kit.Check(t, len(line) <= 101, "more than 100 columns: %s", line)
 	}

@@ -268,9 +268,8 @@ func TestReports(t *testing.T) {
 		golden(t, name+".txt", text.String())
 		golden(t, name+".json", inJSON.String())
 		for line := range strings.Lines(text.String()) {
-			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > document.Width {
-				t.Errorf("%s: %d columns: %s", name, n, line)
-			}
+			n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+			kit.Check(t, n <= document.Width, "%s: %d columns: %s", name, n, line)
 		}
 		plain := coloured.String()
 		for _, c := range []document.Colour{document.Green, document.Yellow, document.Red, document.Bold, "\x1b[0m"} {
@@ -311,9 +310,8 @@ func TestRun(t *testing.T) {
 		kit.Same(t, "results (-want +got)", want, results)
 		kit.Same(t, "findings (-want +got)", []Finding{forward("v4", "of the node"), forward("v6", "of the node"), blocks, risk}, found)
 		for code, r := range map[int]Report{0: {Checks: results[6:]}, 1: {Checks: results[4:], Findings: found}, 2: {Checks: results, Findings: found}} {
-			if got := r.ExitCode(); got != code {
-				t.Errorf("exit code %d, want %d", got, code)
-			}
+			got := r.ExitCode()
+			kit.Check(t, got == code, "exit code %d, want %d", got, code)
 		}
 	})
 }

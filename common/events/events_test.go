@@ -276,9 +276,8 @@ func TestFlood(t *testing.T) {
 			r.Failed(serviceObject(fmt.Sprint("s", i)), broken, "")
 		}
 		r.after(stableTime)
-		if n := len(r.takeCalls()); n != overallBurst {
-			t.Errorf("%d Events at once, want %d", n, overallBurst)
-		}
+		n := len(r.takeCalls())
+		kit.Check(t, n == overallBurst, "%d Events at once, want %d", n, overallBurst)
 		kit.Check(t, len(r.dropped) == maxConditions && r.dropped[0] == Full,
 			"%d dropped, want %d", len(r.dropped), maxConditions)
 		r.after(10 * overallEvery)
@@ -309,9 +308,8 @@ func TestForbidden(t *testing.T) {
 		}
 		r.fail = nil
 		r.after(29 * time.Minute)
-		if got := r.takeCalls(); len(got) != 2 || len(r.events) != 2 {
-			t.Errorf("calls %q, want both Events when they are allowed", got)
-		}
+		got := r.takeCalls()
+		kit.Check(t, len(got) == 2 && len(r.events) == 2, "calls %q, want both Events when they are allowed", got)
 	})
 }
 
@@ -334,9 +332,8 @@ func TestUnreachable(t *testing.T) {
 		r.fail = func(string) error { return errors.New("connection refused") }
 		r.Failed(serviceObject("web"), broken, "")
 		r.after(5 * time.Minute)
-		if n := len(r.takeCalls()); n > 12 || len(r.reports) != 1 {
-			t.Errorf("%d attempts in five minutes, reports %q", n, r.reports)
-		}
+		n := len(r.takeCalls())
+		kit.Check(t, n <= 12 && len(r.reports) == 1, "%d attempts in five minutes, reports %q", n, r.reports)
 		r.fail = nil
 		r.after(6 * time.Minute)
 		kit.Check(t, len(r.events) == 1 && len(r.dropped) == 0,
@@ -356,9 +353,8 @@ func TestRetryAfter(t *testing.T) {
 		r.fail = func(string) error { return apierrors.NewTooManyRequests("busy", 40) }
 		r.Failed(serviceObject("web"), broken, "")
 		r.after(42 * time.Second)
-		if n := len(r.takeCalls()); n != 1 {
-			t.Errorf("%d attempts within the 40 seconds, want one", n)
-		}
+		n := len(r.takeCalls())
+		kit.Check(t, n == 1, "%d attempts within the 40 seconds, want one", n)
 		r.fail = nil
 		r.after(25 * time.Second)
 		if n := len(r.takeCalls()); n != 1 || len(r.events) != 1 {
@@ -400,9 +396,8 @@ func TestManyNodes(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(s.events); n != 1 || written != 1 {
-			t.Errorf("%d Events, %d of them written, want one", n, written)
-		}
+		n := len(s.events)
+		kit.Check(t, n == 1 && written == 1, "%d Events, %d of them written, want one", n, written)
 		seconds := map[string]int{}
 		for _, c := range s.takeCalls() {
 			at, _, _ := strings.Cut(c, " ")

@@ -63,9 +63,8 @@ func golden(t *testing.T, path, got string) {
 	}
 	kit.CompareGolden(t, path, got)
 	for line := range strings.Lines(got) {
-		if n := len([]rune(line)); n > 101 && !strings.HasPrefix(line, "error") {
-			t.Errorf("%d columns: %s", n-1, line)
-		}
+		n := len([]rune(line))
+		kit.Check(t, n <= 101 || strings.HasPrefix(line, "error"), "%d columns: %s", n-1, line)
 	}
 }
 

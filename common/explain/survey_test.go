@@ -42,11 +42,9 @@ func (d dropping) Trace(_ context.Context, want *service.Snapshot, c route.Conn)
 	return w, nil
 }
 
-func (dropping) Close() error { return nil }
-
+func (dropping) Close() error            { return nil }
 func (dropping) Local(a netip.Addr) bool { return isNode(a) }
-
-func isNode(a netip.Addr) bool { return a.String() == "192.0.2.1" }
+func isNode(a netip.Addr) bool           { return a.String() == "192.0.2.1" }
 
 // surveyed has n Services with an endpoint each.
 func surveyed(n int) *track.Tracker {
@@ -92,9 +90,8 @@ func TestSurveyOfMany(t *testing.T) {
 		t.Errorf("%d followers followed %d Services by %d connections; want %d and %d", n, x.Followed, x.Connections, many, 2*many-1)
 	}
 	s.Follower = func() Follower { return failing{} }
-	if _, err := s.Survey(t.Context()); err == nil {
-		t.Error("no error of a follower that fails")
-	}
+	_, err = s.Survey(t.Context())
+	kit.Check(t, err != nil, "no error of a follower that fails")
 }
 
 // failing follows nothing.

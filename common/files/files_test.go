@@ -58,9 +58,8 @@ func TestFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		check := func(check func(context.Context) error) {
 			t.Helper()
-			if err := check(t.Context()); err != nil {
-				t.Error(err)
-			}
+			err := check(t.Context())
+			kit.Check(t, err == nil, "%v", err)
 		}
 		check(f.Check) // as the caller knows it
 		check(f.CheckNow)
@@ -73,15 +72,13 @@ func TestFollower(t *testing.T) {
 		readErr = nil
 		check(f.Check)
 	})
-	if want := []string{"a", "b", "", "b"}; !slices.Equal(got, want) {
-		t.Errorf("changes %q, want %q", got, want)
-	}
+	want := []string{"a", "b", "", "b"}
+	kit.Check(t, slices.Equal(got, want), "changes %q, want %q", got, want)
 	f.Signals, data = signals, "last"
 	f.Key = NewContent([]byte("last"), nil).Key
 	go func() { signals <- syscall.SIGHUP }()
-	if err := f.Run(t.Context()); !errors.Is(err, end) {
-		t.Errorf("Run = %v, want the error of Changed", err)
-	}
+	err := f.Run(t.Context())
+	kit.Check(t, errors.Is(err, end), "Run = %v, want the error of Changed", err)
 }
 
 func TestNamesOfWindows(t *testing.T) {
@@ -92,9 +89,8 @@ func TestNamesOfWindows(t *testing.T) {
 		kit.Check(t, checkWindowsName(path) != nil, "%s is taken for a file", path)
 	}
 	for _, path := range []string{"console.yaml", `C:\m\a.yaml`, "com.yaml", "com10", "lpt", `\\?\C:\m\a.yaml`, `\\server\share\pipe\a`, `\\?\UNC\server\share\a`, "null.yaml", "m/nul-1.yaml"} {
-		if err := checkWindowsName(path); err != nil {
-			t.Errorf("%s %v", path, err)
-		}
+		err := checkWindowsName(path)
+		kit.Check(t, err == nil, "%s %v", path, err)
 	}
 }
 
@@ -123,9 +119,8 @@ func TestLargeFileIsCopiedOnce(t *testing.T) {
 			kit.Need(b, err == nil && len(Text(content)) >= size/2, "%d bytes, %v", len(content), err)
 		}
 	})
-	if got := r.AllocedBytesPerOp(); got > size+size/8 {
-		t.Errorf("%d bytes of memory for a file of %d", got, size)
-	}
+	got := r.AllocedBytesPerOp()
+	kit.Check(t, got <= size+size/8, "%d bytes of memory for a file of %d", got, size)
 }
 
 // never is longer than any test may take. A Wait of that length missed the change.
@@ -184,9 +179,8 @@ func expectNoticed(t *testing.T, path string, change func() error) {
 func TestKicked(t *testing.T) {
 	w := NewWatch(filepath.Join(t.TempDir(), "nothing", "here"))
 	defer w.Close()
-	if err := w.Add(); err != nil {
-		t.Errorf("Add of what does not exist: %v", err)
-	}
+	err := w.Add()
+	kit.Check(t, err == nil, "Add of what does not exist: %v", err)
 	w.Kick()
 	w.Kick()
 	begin := time.Now()

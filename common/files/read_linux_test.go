@@ -137,21 +137,17 @@ func folder(t *testing.T) string {
 func unchanged(t *testing.T, dir, but string) {
 	t.Helper()
 	for name, want := range map[string]string{"file": "before\n", "victim": "root\n"} {
-		if text, err := os.ReadFile(filepath.Join(dir, name)); name != but && (err != nil || string(text) != want) {
-			t.Errorf("%s: %q, %v", name, text, err)
-		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		kit.Check(t, name == but || err == nil && string(text) == want, "%s: %q, %v", name, text, err)
 	}
 	for _, name := range []string{"link", "dangling"} {
-		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || info.Mode()&fs.ModeSymlink == 0 {
-			t.Errorf("%s is no link any more: %v", name, err)
-		}
+		info, err := os.Lstat(filepath.Join(dir, name))
+		kit.Check(t, err == nil && info.Mode()&fs.ModeSymlink != 0, "%s is no link any more: %v", name, err)
 	}
-	if _, err := os.Lstat(filepath.Join(dir, "none")); err == nil {
-		t.Error("a file was made where a link leads")
-	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "*.next")); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
+	_, err := os.Lstat(filepath.Join(dir, "none"))
+	kit.Check(t, err != nil, "a file was made where a link leads")
+	left, _ := filepath.Glob(filepath.Join(dir, "*.next"))
+	kit.Check(t, len(left) == 0, "left: %q", left)
 }
 
 func TestCreate(t *testing.T) {
@@ -159,9 +155,8 @@ func TestCreate(t *testing.T) {
 	for name, want := range map[string]string{
 		"file": "exists and is a regular file: want the name of a new file", "link": "is a symbolic link", "dangling": "is a symbolic link", "folder": "is a directory",
 	} {
-		if _, err := Create(filepath.Join(dir, name), 0o600); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", name, err, want)
-		}
+		_, err := Create(filepath.Join(dir, name), 0o600)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), want), "%s: %v, want %q", name, err, want)
 	}
 	for _, replaced := range []bool{false, true} {
 		path := filepath.Join(dir, "new")
@@ -183,9 +178,8 @@ func TestCreate(t *testing.T) {
 func TestAppend(t *testing.T) {
 	dir := folder(t)
 	for name, want := range map[string]string{"link": "is a symbolic link: want a regular file", "dangling": "is a symbolic link", "folder": "is a directory"} {
-		if _, err := Append(filepath.Join(dir, name), 0o600); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", name, err, want)
-		}
+		_, err := Append(filepath.Join(dir, name), 0o600)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), want), "%s: %v, want %q", name, err, want)
 	}
 	for name, want := range map[string]string{"file": "before\nafter\n", "new": "after\n"} {
 		f, err := Append(filepath.Join(dir, name), 0o600)
@@ -214,9 +208,8 @@ func TestReplace(t *testing.T) {
 		{"link", after, "is a symbolic link: want a regular file"}, {"dangling", after, "is a symbolic link"}, {"folder", after, "is a directory"},
 		{"file", failing, "disk full"}, {"new", failing, "disk full"},
 	} {
-		if err := Replace(filepath.Join(dir, tt.name), 0o644, tt.write); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
-		}
+		err := Replace(filepath.Join(dir, tt.name), 0o644, tt.write)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), tt.want), "%s: %v, want %q", tt.name, err, tt.want)
 		unchanged(t, dir, "")
 	}
 	for name, mode := range map[string]fs.FileMode{"file": 0o640, "new": 0o604} {

@@ -192,9 +192,8 @@ func TestReportMatchesState(t *testing.T) {
 		if !got.LastUpdated.Equal(want.LastUpdated) {
 			t.Errorf("lastUpdated = %s, want the older one", got.LastUpdated.Sub(s.begin))
 		}
-		if since := got.CurrentTime.Sub(s.begin); since != 30*time.Second {
-			t.Errorf("currentTime = %s after the start", since)
-		}
+		since := got.CurrentTime.Sub(s.begin)
+		kit.Check(t, since == 30*time.Second, "currentTime = %s after the start", since)
 	})
 }
 
@@ -264,9 +263,8 @@ func TestPendingKeepsWhatIsNotDone(t *testing.T) {
 func TestLongErrorsAreCut(t *testing.T) {
 	runScenario(t, func(s *scenario) {
 		s.round(service.IPv4, 0, errors.New(string(make([]byte, 2*maxError))))
-		if n := len(s.Report().Status["IPv4"].LastError); n > maxError+10 {
-			t.Errorf("an error of %d bytes", n)
-		}
+		n := len(s.Report().Status["IPv4"].LastError)
+		kit.Check(t, n <= maxError+10, "an error of %d bytes", n)
 	})
 }
 
@@ -323,9 +321,8 @@ func TestStandbyHealth(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		s.Progress()
-		if got := s.Fault(); got != "" {
-			t.Errorf("fault %q in a round", got)
-		}
+		got := s.Fault()
+		kit.Check(t, got == "", "fault %q in a round", got)
 		s.bothSucceed()
 		s.SetStandby("process 7", "IPv4: a change waits")
 		time.Sleep(period)
@@ -371,7 +368,6 @@ func TestSourceFaults(t *testing.T) {
 func TestDeletedNodeIsNamed(t *testing.T) {
 	m := New(Options{})
 	m.DeleteNode()
-	if got := m.Report().NodeReason; got != "the Node object was deleted" {
-		t.Errorf("reason %q", got)
-	}
+	got := m.Report().NodeReason
+	kit.Check(t, got == "the Node object was deleted", "reason %q", got)
 }

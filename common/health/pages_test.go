@@ -62,9 +62,8 @@ func TestAdminPages(t *testing.T) {
 			"Paths: /healthz /proxyMode /configz /debug/flags/v /debug/pprof/ /flagz /metrics /metrics/slis /services /statusz\n",
 	} {
 		w := ask(a.Handler(), "GET", path, "")
-		if diff := cmp.Diff(want, w.Body.String()); diff != "" || w.Code != 200 {
-			t.Errorf("%s = %d (-want +got):\n%s", path, w.Code, diff)
-		}
+		diff := cmp.Diff(want, w.Body.String())
+		kit.Check(t, diff == "" && w.Code == 200, "%s = %d (-want +got):\n%s", path, w.Code, diff)
 	}
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
 		if w := ask(a.Handler(), "GET", path, ""); w.Code != 200 || w.Body.Len() == 0 {
@@ -90,9 +89,8 @@ func TestAdminPagesAreInternal(t *testing.T) {
 			if public || strings.Contains(client, "127.") || strings.Contains(client, "::1]:9") && !strings.Contains(client, "db8") {
 				want = http.StatusOK
 			}
-			if w := askFrom(client, closed, httptest.NewRequest("GET", "http://127.0.0.1:10249"+path, nil)); w.Code != want {
-				t.Errorf("%s for %s = %d, want %d: %s", path, client, w.Code, want, w.Body)
-			}
+			w := askFrom(client, closed, httptest.NewRequest("GET", "http://127.0.0.1:10249"+path, nil))
+			kit.Check(t, w.Code == want, "%s for %s = %d, want %d: %s", path, client, w.Code, want, w.Body)
 			if w := askFrom(client, open, httptest.NewRequest("GET", "http://127.0.0.1:10249"+path, nil)); w.Code != http.StatusOK {
 				t.Errorf("%s for %s = %d although it is exposed", path, client, w.Code)
 			}
@@ -123,9 +121,8 @@ func TestAdminPagesByName(t *testing.T) {
 			}
 			q := httptest.NewRequest("GET", path, nil)
 			q.Host = host
-			if w := askFrom("127.0.0.1:9", internal.Handler(), q); w.Code != want {
-				t.Errorf("%s for Host %q = %d, want %d: %s", path, host, w.Code, want, w.Body)
-			}
+			w := askFrom("127.0.0.1:9", internal.Handler(), q)
+			kit.Check(t, w.Code == want, "%s for Host %q = %d, want %d: %s", path, host, w.Code, want, w.Body)
 			if w := askFrom("192.0.2.1:9", exposed.Handler(), q); w.Code != http.StatusOK {
 				t.Errorf("%s for Host %q = %d although it is exposed", path, host, w.Code)
 			}
@@ -176,9 +173,8 @@ func TestAdminLeavesOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, path := range tt.paths {
-				if w := ask(tt.admin.Handler(), "GET", path, ""); w.Code != 404 {
-					t.Errorf("%s = %d, want 404", path, w.Code)
-				}
+				w := ask(tt.admin.Handler(), "GET", path, "")
+				kit.Check(t, w.Code == 404, "%s = %d, want 404", path, w.Code)
 			}
 		})
 	}
@@ -206,9 +202,8 @@ func TestVerbosity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := everything()
-			if w := ask(a.Handler(), tt.method, "/debug/flags/v", tt.body); w.Code != tt.code {
-				t.Errorf("answer = %d %s, want %d", w.Code, w.Body, tt.code)
-			}
+			w := ask(a.Handler(), tt.method, "/debug/flags/v", tt.body)
+			kit.Check(t, w.Code == tt.code, "answer = %d %s, want %d", w.Code, w.Body, tt.code)
 			kit.Equal(t, a.Verbosity.String(), tt.want, "verbosity")
 		})
 	}
@@ -293,9 +288,8 @@ func TestHealthzAndLivez(t *testing.T) {
 			m := programmed(tt.options, tt.failing...)
 			tt.set(m)
 			for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez} {
-				if got := ask(m.Handler(Observer{}), "GET", path, ""); got.Code != want {
-					t.Errorf("%s = %d, want %d: %s", path, got.Code, want, got.Body)
-				}
+				got := ask(m.Handler(Observer{}), "GET", path, "")
+				kit.Check(t, got.Code == want, "%s = %d, want %d: %s", path, got.Code, want, got.Body)
 			}
 		})
 	}
@@ -313,9 +307,8 @@ func TestHealthBody(t *testing.T) {
 	} {
 		w := ask(m.Handler(Observer{}), "GET", path, "")
 		kit.Same(t, fmt.Sprintf("%s (-want +got)", path), want, w.Body.String())
-		if got := w.Header().Get("Content-Type") + " " + w.Header().Get("X-Content-Type-Options"); got != "application/json nosniff" {
-			t.Errorf("%s: headers = %q", path, got)
-		}
+		got := w.Header().Get("Content-Type") + " " + w.Header().Get("X-Content-Type-Options")
+		kit.Check(t, got == "application/json nosniff", "%s: headers = %q", path, got)
 	}
 }
 
@@ -328,18 +321,16 @@ func TestOneFamilyAsked(t *testing.T) {
 		"/livez?family=IPv6":   503,
 		"/livez?family=IPX":    404,
 	} {
-		if got := ask(m.Handler(Observer{}), "GET", path, ""); got.Code != want {
-			t.Errorf("%s = %d, want %d", path, got.Code, want)
-		}
+		got := ask(m.Handler(Observer{}), "GET", path, "")
+		kit.Check(t, got.Code == want, "%s = %d, want %d", path, got.Code, want)
 	}
 	var r Report
 	body := ask(m.Handler(Observer{}), "GET", "/healthz?family=IPv4", "").Body.Bytes()
 	if err := json.Unmarshal(body, &r); err != nil || len(r.Status) != 1 || !r.Healthy || r.LastUpdated.IsZero() {
 		t.Errorf("body = %s, %v; want that of IPv4", body, err)
 	}
-	if w := ask(m.Handler(Observer{}), "POST", "/healthz", ""); w.Code != 405 {
-		t.Errorf("POST = %d, want 405", w.Code)
-	}
+	w := ask(m.Handler(Observer{}), "POST", "/healthz", "")
+	kit.Check(t, w.Code == 405, "POST = %d, want 405", w.Code)
 }
 
 func TestObserverIsCalled(t *testing.T) {

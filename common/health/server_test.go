@@ -60,13 +60,11 @@ func TestServerServesUntilTheEnd(t *testing.T) {
 	s := Server{Name: "health", Addr: "127.0.0.1:0", Handler: hello("hi"), Listening: func(a net.Addr) { bound <- a }}
 	go func() { done <- s.Run(ctx) }()
 	addr := <-bound
-	if code, body := fetch(t, addr, "/"); code != 200 || body != "hi" {
-		t.Errorf("answer = %d %q", code, body)
-	}
+	code, body := fetch(t, addr, "/")
+	kit.Check(t, code == 200 && body == "hi", "answer = %d %q", code, body)
 	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run = %v, want nil at the end", err)
-	}
+	err := <-done
+	kit.Check(t, err == nil, "Run = %v, want nil at the end", err)
 	kit.Check(t, log.Len() == 0, "log = %s, want nothing", log)
 	if c, err := net.Dial("tcp", addr.String()); err == nil {
 		c.Close()
@@ -89,9 +87,8 @@ func TestAddressTaken(t *testing.T) {
 func TestBadAddress(t *testing.T) {
 	s := Server{Name: "metrics", Addr: "localhost", HardFail: true}
 	const want = `metrics server: address "localhost": want host:port`
-	if err := s.Run(t.Context()); err == nil || err.Error() != want {
-		t.Errorf("Run = %v, want %s", err, want)
-	}
+	err := s.Run(t.Context())
+	kit.Check(t, err != nil && err.Error() == want, "Run = %v, want %s", err, want)
 }
 
 // TestNodeWithoutIPv6 checks that [::] is every address of IPv4 where the kernel has no
@@ -165,9 +162,8 @@ func TestSoftFail(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v", err)
 		}
-		if a, b := strings.Count(log.String(), "Not served"), strings.Count(log.String(), "Serving after all"); a != 1 || b != 1 {
-			t.Errorf("log = %s, want one line for the failure and one for its end", log)
-		}
+		a, b := strings.Count(log.String(), "Not served"), strings.Count(log.String(), "Serving after all")
+		kit.Check(t, a == 1 && b == 1, "log = %s, want one line for the failure and one for its end", log)
 	})
 }
 
@@ -271,20 +267,17 @@ func TestCertificate(t *testing.T) {
 		{"no file", func() { os.Remove(keyFile) }, 2, keyFile},
 	} {
 		step.change()
-		if got := serial(t, addr); got != step.want {
-			t.Errorf("%s: certificate %d, want %d", step.name, got, step.want)
-		}
+		got := serial(t, addr)
+		kit.Check(t, got == step.want, "%s: certificate %d, want %d", step.name, got, step.want)
 		if err := <-reports; (err == nil) != (step.report == "") || err != nil && !strings.Contains(err.Error(), step.report) {
 			t.Errorf("%s: reported %v, want %q", step.name, err, step.report)
 		}
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	if _, err := LoadCertificate(certFile, keyFile, nil); err == nil || !strings.Contains(err.Error(), keyFile) {
-		t.Errorf("loaded without a key: %v", err)
-	}
+	err = <-ended
+	kit.Check(t, err == nil, "%v", err)
+	_, err = LoadCertificate(certFile, keyFile, nil)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), keyFile), "loaded without a key: %v", err)
 }
 
 // serveTest serves h with at most the given number of connections until the test ends.
@@ -297,9 +290,8 @@ func serveTest(t *testing.T, h http.Handler, most int) string {
 	go func() { done <- Serve(ctx, "test", l, h, NewConnections(most)) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		err := <-done
+		kit.Check(t, err == nil, "%v", err)
 	})
 	return l.Addr().String()
 }
@@ -311,9 +303,8 @@ func dialAndWrite(t *testing.T, addr, text string) net.Conn {
 	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
-	if _, err := io.WriteString(c, text); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.WriteString(c, text)
+	kit.Must(t, err)
 	return c
 }
 
@@ -335,9 +326,8 @@ func TestNewConnectionsGetIn(t *testing.T) {
 	}
 	for range 20 {
 		c := dialAndWrite(t, addr, request)
-		if answer, err := io.ReadAll(io.LimitReader(c, 12)); err != nil || string(answer) != "HTTP/1.1 200" {
-			t.Fatalf("%q, %v", answer, err)
-		}
+		answer, err := io.ReadAll(io.LimitReader(c, 12))
+		kit.Need(t, err == nil && string(answer) == "HTTP/1.1 200", "%q, %v", answer, err)
 	}
 	for i, c := range idle[:30] {
 		// The read timeout of the server would close it later.
@@ -354,9 +344,8 @@ func TestKeptConnectionsCount(t *testing.T) {
 	var kept []net.Conn
 	for range 4 * most {
 		c := dialAndWrite(t, addr, request)
-		if answer, err := io.ReadAll(io.LimitReader(c, 12)); err != nil || string(answer) != "HTTP/1.1 200" {
-			t.Fatalf("%q, %v", answer, err)
-		}
+		answer, err := io.ReadAll(io.LimitReader(c, 12))
+		kit.Need(t, err == nil && string(answer) == "HTTP/1.1 200", "%q, %v", answer, err)
 		kept = append(kept, c)
 	}
 	var open atomic.Int64
@@ -398,9 +387,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 		conns, first := NewConnections(1), &fakeConn{}
 		conns.connState(wrap(first), http.StateNew)
 		conns.connState(wrap(&fakeConn{}), http.StateNew)
-		if want := []string{"buffer 65536", "linger 0", "close"}; !slices.Equal(first.done, want) {
-			t.Errorf("%s: %q, want %q", name, first.done, want)
-		}
+		want := []string{"buffer 65536", "linger 0", "close"}
+		kit.Check(t, slices.Equal(first.done, want), "%s: %q, want %q", name, first.done, want)
 	}
 }
 

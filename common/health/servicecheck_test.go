@@ -149,9 +149,8 @@ func TestSyncByDifference(t *testing.T) {
 		{"no address", DesiredChecks{Within: service.AnyAddress(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
 		{"all go", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: nil}, 3, "", ""},
 	} {
-		if problems := s.Sync(step.want); problems != nil {
-			t.Errorf("%s: problems %v", step.situation, problems)
-		}
+		problems := s.Sync(step.want)
+		kit.Check(t, problems == nil, "%s: problems %v", step.situation, problems)
 		kit.Check(t, n.opened == step.opened, "%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
 		got := []string{n.ask(t, "127.0.0.1:1"), n.ask(t, "127.0.0.1:2")}
 		kit.Same(t, fmt.Sprintf("%s: (-want +got)", step.situation), []string{step.first, step.second}, got)
@@ -240,9 +239,8 @@ func TestNarrowedDown(t *testing.T) {
 		n.bound["own"] = &net.TCPAddr{IP: loop4.AsSlice(), Port: n.bound["0.0.0.0:7"].(*net.TCPAddr).Port}
 		kit.Check(t, tt.hears || isReset(t, n.bound["own"].String()),
 			"within %s: %s is closed as after an empty answer, want a reset", tt.within, loop4)
-		if answer := n.ask(t, "own"); (answer != "") != tt.hears {
-			t.Errorf("within %s: %q is answered at %s", tt.within, answer, loop4)
-		}
+		answer := n.ask(t, "own")
+		kit.Check(t, (answer != "") == tt.hears, "within %s: %q is answered at %s", tt.within, answer, loop4)
 	}
 	kit.Check(t, n.opened == 1, "%d listeners opened, want one that stays", n.opened)
 }
@@ -342,9 +340,8 @@ func TestBrokenListener(t *testing.T) {
 	first.Close()
 	<-ended
 	s.retryMissing()
-	if got := n.ask(t, "127.0.0.1:7"); n.opened != 2 || got == "" {
-		t.Errorf("%d listeners, answer %q; want a second one that answers", n.opened, got)
-	}
+	got := n.ask(t, "127.0.0.1:7")
+	kit.Check(t, n.opened == 2 && got != "", "%d listeners, answer %q; want a second one that answers", n.opened, got)
 }
 
 func TestRunStopsEverything(t *testing.T) {
@@ -365,7 +362,6 @@ func TestTakenPortChangesHands(t *testing.T) {
 	for _, c := range []Check{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "api"}, {Namespace: "test", Name: "api"}} {
 		s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: c}})
 	}
-	if want := []string{"shop/web", "shop/api", "test/api"}; !slices.Equal(reports, want) {
-		t.Errorf("reported %q, want %q", reports, want)
-	}
+	want := []string{"shop/web", "shop/api", "test/api"}
+	kit.Check(t, slices.Equal(reports, want), "reported %q, want %q", reports, want)
 }

@@ -151,9 +151,8 @@ func TestYield(t *testing.T) {
 			time.Sleep(tc.round)
 			kit.Check(t, !a.holds(ctx), "both program the node")
 			time.Sleep(time.Minute)
-			if s := a.State(); !s.Standby || s.Holder.Mode != "b" || s.HolderFault != "" {
-				t.Errorf("state of a: %+v", s)
-			}
+			s := a.State()
+			kit.Check(t, s.Standby && s.Holder.Mode == "b" && s.HolderFault == "", "state of a: %+v", s)
 			if s := b.State(); len(s.Others) != 1 || s.Others[0].Mode != "a" || s.Fault != "" {
 				t.Errorf("state of b: %+v", s)
 			}
@@ -224,9 +223,8 @@ func TestBadHolder(t *testing.T) {
 				if !p.holds(ctx) || time.Since(began) > bad.within {
 					t.Errorf("programs the node after %s, want %s", time.Since(began), bad.within)
 				}
-				if s := p.State(); s.Standby || !strings.Contains(s.Fault, bad.want) {
-					t.Errorf("state %+v, want fault %q", s, bad.want)
-				}
+				s := p.State()
+				kit.Check(t, !s.Standby && strings.Contains(s.Fault, bad.want), "state %+v, want fault %q", s, bad.want)
 				kit.Check(t, n.dials <= takeTries, "asked %d times, want %d at most", n.dials, takeTries)
 				n.mu.Lock()
 				n.prove = func(*Conn) error { return ErrProtocol } // another fault
@@ -263,9 +261,8 @@ func TestStandbyOfBadHolder(t *testing.T) {
 				n.prove = bad.prove
 				go serve(held, bad.script)
 				time.Sleep(watchTries*(heartbeatTimeout+answerTimeout) + time.Minute)
-				if s := a.State(); s.Standby || s.Fault == "" || !a.holds(ctx) {
-					t.Errorf("state %+v", s)
-				}
+				s := a.State()
+				kit.Check(t, !s.Standby && s.Fault != "" && a.holds(ctx), "state %+v", s)
 			})
 		})
 	}
@@ -286,9 +283,8 @@ func TestHolderFault(t *testing.T) {
 		go b.Run(ctx, nil)
 		kit.Need(t, a.holds(ctx) && b.holds(ctx), "no lease")
 		time.Sleep(heartbeatTimeout - heartbeat)
-		if s := a.State(); !s.Standby || s.HolderFault != "" {
-			t.Errorf("state %+v while the holder starts", s)
-		}
+		s := a.State()
+		kit.Check(t, s.Standby && s.HolderFault == "", "state %+v while the holder starts", s)
 		time.Sleep(3 * heartbeat)
 		if s := a.State(); s.HolderFault != "IPv4: a change waits" {
 			t.Errorf("state %+v", s)
@@ -319,9 +315,8 @@ func TestStranger(t *testing.T) {
 			}
 		}
 		time.Sleep(3 * retryInterval)
-		if s := a.State(); s.Fault != "" || !a.holds(ctx) {
-			t.Errorf("state %+v when it is gone", s)
-		}
+		s := a.State()
+		kit.Check(t, s.Fault == "" && a.holds(ctx), "state %+v when it is gone", s)
 	})
 }
 
@@ -353,9 +348,8 @@ func TestOthers(t *testing.T) {
 					if _, err := receive(c, 2*heartbeat); err != nil {
 						break
 					}
-					if s := a.State(); len(s.Others) != tc.others || s.Standby {
-						t.Fatalf("state %+v, want %d others", s, tc.others)
-					}
+					s := a.State()
+					kit.Need(t, len(s.Others) == tc.others && !s.Standby, "state %+v, want %d others", s, tc.others)
 				}
 				kit.Check(t, answers == tc.answers, "%d answers, want %d", answers, tc.answers)
 			})

@@ -74,9 +74,8 @@ func writeHalves(t *testing.T, path string, megabytes, lines int) {
 			t.Fatal(n, err)
 		}
 	}
-	if err := log.Close(); err != nil {
-		t.Error(err)
-	}
+	err := log.Close()
+	kit.Check(t, err == nil, "%v", err)
 }
 
 // sizes returns the sizes of the files in a folder, those of backups under "backup".
@@ -120,9 +119,8 @@ func TestFileOfEarlierProcess(t *testing.T) {
 	}
 	writeHalves(t, path, 1, 15)
 	for _, name := range others {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			t.Errorf("%s has gone: %v", name, err)
-		}
+		_, err := os.Lstat(filepath.Join(dir, name))
+		kit.Check(t, err == nil, "%s has gone: %v", name, err)
 	}
 	backups, _ := filepath.Glob(filepath.Join(dir, "a-20[1-9]?-*.log"))
 	for _, file := range append(backups, path) {
@@ -140,9 +138,8 @@ func TestFileLinks(t *testing.T) {
 	link := filepath.Join(dir, "a-2000-01-01T00-00-00.000.log")
 	kit.Must(t, errors.Join(os.WriteFile(victim, []byte("root\n"), 0o600), os.Symlink(victim, link)))
 	writeHalves(t, path, 1, 15)
-	if _, err := os.Lstat(link); err != nil {
-		t.Errorf("the link has gone: %v", err)
-	}
+	_, err := os.Lstat(link)
+	kit.Check(t, err == nil, "the link has gone: %v", err)
 	kit.Must(t, os.Remove(path))
 	kit.Must(t, os.Symlink(victim, path))
 	if _, err := OpenFile(path, 1).Write([]byte("line\n")); err == nil || !strings.Contains(err.Error(), "is a symbolic link: want a regular file") {
@@ -222,8 +219,7 @@ func TestLostLog(t *testing.T) {
 			defer w.mu.Unlock()
 			return !w.writing
 		})
-		if got := b.String(); !strings.HasPrefix(got, first) || !strings.HasSuffix(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
+		got := b.String()
+		kit.Check(t, strings.HasPrefix(got, first) && strings.HasSuffix(got, want), "%q, want %q", got, want)
 	}
 }

@@ -462,9 +462,8 @@ func TestAnswersAndChecks(t *testing.T) {
 	for key, want := range map[string]float64{"IPv4 success livez": 1, "IPv4 error livez": 1} {
 		kit.Equal(t, value(t, m.slis, "kubernetes_healthchecks_total", key), want, "%s", key)
 	}
-	if got := value(t, m.slis, "kubernetes_healthcheck", "IPv4 livez"); got != 0 {
-		t.Errorf("latest check = %v, want that it was in vain", got)
-	}
+	got := value(t, m.slis, "kubernetes_healthcheck", "IPv4 livez")
+	kit.Check(t, got == 0, "latest check = %v, want that it was in vain", got)
 }
 
 func TestHandlers(t *testing.T) {
@@ -523,11 +522,9 @@ func TestReloaded(t *testing.T) {
 		kit.Equal(t, value(t, m.registry, when, ""), step.when, "after step %d, %s: timestamp", i, step.what)
 	}
 	for what, want := range map[Reload]float64{Rejected: 3, Applied: 1, Unchanged: 1, Restart: 1} {
-		if v := value(t, m.registry, "kubeproxy_config_reloads_total", string(what)); v != want {
-			t.Errorf("%s: counted %v, want %v", what, v, want)
-		}
+		v := value(t, m.registry, "kubeproxy_config_reloads_total", string(what))
+		kit.Check(t, v == want, "%s: counted %v, want %v", what, v, want)
 	}
-	if v := value(t, New(Options{}).registry, "kubeproxy_config_reloads_total", "rejected"); v != 0 {
-		t.Errorf("the counter is %v at the start, want 0", v)
-	}
+	v := value(t, New(Options{}).registry, "kubeproxy_config_reloads_total", "rejected")
+	kit.Check(t, v == 0, "the counter is %v at the start, want 0", v)
 }

@@ -90,9 +90,8 @@ func TestNothingDiffers(t *testing.T) {
 		return service.New(1, &service.Node{Name: "node-a"}, []*service.Port{port("web", "10.96.0.10", endpoints("10.244.1.2:80")...)})
 	}
 	d := compared(s(), s())
-	if err := d.AddObjects(lines("a", "b"), lines("a", "b")); err != nil || d.Text != "" {
-		t.Errorf("%v, %q", err, d.Text)
-	}
+	err := d.AddObjects(lines("a", "b"), lines("a", "b"))
+	kit.Check(t, err == nil && d.Text == "", "%v, %q", err, d.Text)
 	d.AddPlan(service.IPv4, nil)
 	var out, doc bytes.Buffer
 	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
@@ -149,9 +148,8 @@ func TestHunks(t *testing.T) {
 			got = append(got, strings.TrimSpace(line))
 		}
 	}
-	if want := []string{"@@ -1,10 +1,10 @@", "@@ -28,8 +28,7 @@", "@@ -58,3 +57,4 @@"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q in\n%s", got, want, d.Text)
-	}
+	want := []string{"@@ -1,10 +1,10 @@", "@@ -28,8 +28,7 @@", "@@ -58,3 +57,4 @@"}
+	kit.Check(t, slices.Equal(got, want), "got %q, want %q in\n%s", got, want, d.Text)
 }
 
 func TestPlan(t *testing.T) {
@@ -196,20 +194,17 @@ func TestAffected(t *testing.T) {
 	}
 	want := []string{"shop/cart", "shop/come:http", "shop/dns:dns", "shop/gone:http", "shop/old:http", "shop/web:http"}
 	var out bytes.Buffer
-	if err := (View{}).Print(&out, d); err != nil || cmp.Diff(want, d.Affected) != "" {
-		t.Errorf("%v, %q", err, d.Affected)
-	}
+	err := (View{}).Print(&out, d)
+	kit.Check(t, err == nil && cmp.Diff(want, d.Affected) == "", "%v, %q", err, d.Affected)
 	end := "The node would make 6 changes, for Service ports shop/cart, shop/come:http, shop/dns:dns,\nshop/gone:http, shop/old:http and shop/web:http.\n"
 	if !strings.HasSuffix(out.String(), end) || !strings.Contains(out.String(), "changes of the node, IPv4:\n") {
 		t.Errorf("%s", out.String())
 	}
 	d.AddPlan(service.IPv4, []reconcile.Change{{Text: "+ a", Port: of("zoo", "http")}})
-	if last := d.Plan[len(d.Plan)-1]; last != "+ a # shop/zoo:http" {
-		t.Errorf("printed as %q", last)
-	}
-	if got := d.affectedText(); !strings.HasSuffix(got, "shop/old:http and 2 others") {
-		t.Error(got)
-	}
+	last := d.Plan[len(d.Plan)-1]
+	kit.Check(t, last == "+ a # shop/zoo:http", "printed as %q", last)
+	got := d.affectedText()
+	kit.Check(t, strings.HasSuffix(got, "shop/old:http and 2 others"), "%v", got)
 }
 
 // TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
@@ -224,9 +219,8 @@ func TestLongAndForeign(t *testing.T) {
 	if !strings.Contains(short.String(), "and 5 more lines") || strings.Contains(all.String(), "more lines") || strings.Contains(all.String(), "\x1b") {
 		t.Errorf("short:\n%s\nall:\n%s", short.String(), all.String())
 	}
-	if c := coloured.String(); !strings.Contains(c, "\x1b[32m") || strings.Contains(c, "\x1b[2J") {
-		t.Errorf("coloured: %q", c)
-	}
+	c := coloured.String()
+	kit.Check(t, strings.Contains(c, "\x1b[32m") && !strings.Contains(c, "\x1b[2J"), "coloured: %q", c)
 }
 
 // TestWidth prints the longest names that Kubernetes allows. A unified diff is not

@@ -65,9 +65,8 @@ func run(t *testing.T, set func(*harness), story func(*harness)) {
 		synctest.Wait()
 		story(b)
 		cancel()
-		if err := <-b.done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
+		err := <-b.done
+		kit.Check(t, err == nil, "Run = %v, want nil", err)
 	})
 }
 
@@ -79,8 +78,7 @@ func (h *harness) Plan(context.Context, *service.Snapshot) (Plan, error) {
 }
 
 func (h *harness) Cleanup(context.Context) error { return nil }
-
-func (h *harness) Forget() { h.forgets++ }
+func (h *harness) Forget()                       { h.forgets++ }
 
 type fakePlan struct{ *harness }
 
@@ -343,9 +341,8 @@ func TestGrace(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			b.cancel()
 			b.done <- <-b.done
-			if took := time.Since(b.begin); took != want {
-				t.Errorf("grace %s: the end after %s, want %s", grace, took, want)
-			}
+			took := time.Since(b.begin)
+			kit.Check(t, took == want, "grace %s: the end after %s, want %s", grace, took, want)
 		})
 	}
 }
@@ -354,9 +351,8 @@ func TestCancelEndsThePause(t *testing.T) {
 	run(t, nil, func(b *harness) {
 		b.cancel()
 		<-b.done
-		if since := time.Since(b.begin); since != 0 {
-			t.Errorf("Run went on for %s", since)
-		}
+		since := time.Since(b.begin)
+		kit.Check(t, since == 0, "Run went on for %s", since)
 		b.done <- nil
 		b.at(0)
 	})
@@ -370,9 +366,8 @@ func TestBackoff(t *testing.T) {
 	}
 	want := []time.Duration{3 * time.Second, 6 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second}
 	kit.Same(t, "(-want +got)", want, got)
-	if d := (Backoff{First: time.Minute, Max: time.Second}).After(1); d != time.Second {
-		t.Errorf("first pause = %s, want the longest, %s", d, time.Second)
-	}
+	d := (Backoff{First: time.Minute, Max: time.Second}).After(1)
+	kit.Check(t, d == time.Second, "first pause = %s, want the longest, %s", d, time.Second)
 	kit.Equal(t, b.After(1<<30), b.Max, "after very many failures")
 }
 
@@ -465,14 +460,12 @@ func TestRepeatedDrift(t *testing.T) {
 			kit.Check(t, b.count() == n+1, "change %d was not repaired at once", i+1)
 		}
 		alter(5 * time.Second)
-		if r := b.last(); !r.Contested() {
-			t.Errorf("after %d rounds that found drift it is no dispute", r.DriftRounds)
-		}
+		r := b.last()
+		kit.Check(t, r.Contested(), "after %d rounds that found drift it is no dispute", r.DriftRounds)
 		n := b.count()
 		alter(20 * time.Second)
-		if got := b.count() - n; got < 19 || got > 21 {
-			t.Errorf("%d rounds in 20 s in which others alter rules all the time, want 20", got)
-		}
+		got := b.count() - n
+		kit.Check(t, got >= 19 && got <= 21, "%d rounds in 20 s in which others alter rules all the time, want 20", got)
 		n = b.count()
 		b.latest = service.New(2, &service.Node{}, nil)
 		b.SnapshotChanged()
@@ -505,9 +498,8 @@ func TestRepeatedDriftOfLongRounds(t *testing.T) {
 			b.DataplaneChanged()
 			b.pass(10 * ms)
 		}
-		if n := b.count(); n > 15 {
-			t.Errorf("%d rounds of 200 ms in 40 s", n)
-		}
+		n := b.count()
+		kit.Check(t, n <= 15, "%d rounds of 200 ms in 40 s", n)
 	})
 }
 

@@ -244,16 +244,14 @@ func TestBothGoesOn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := Both(&tt.main, &tt.second).Plan(t.Context(), service.New(1, &service.Node{}, nil))
-			if planned := err == nil; planned != tt.planned {
-				t.Fatalf("planned: %v", err)
-			}
+			planned := err == nil
+			kit.Need(t, planned == tt.planned, "planned: %v", err)
 			if err == nil {
 				err = p.Apply(t.Context()).Err
 			}
 			kit.Check(t, errors.Is(err, broken) == tt.broken, "error %v", err)
-			if got := [2]int{tt.main.applied, tt.second.applied}; got != tt.applied {
-				t.Errorf("applied %v, want %v", got, tt.applied)
-			}
+			got := [2]int{tt.main.applied, tt.second.applied}
+			kit.Check(t, got == tt.applied, "applied %v, want %v", got, tt.applied)
 		})
 	}
 }

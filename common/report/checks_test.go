@@ -77,9 +77,8 @@ func TestChecksThatCannotListen(t *testing.T) {
 		return r.Health.Report().Conditions["health-checks"]
 	}
 	const want = "the health check of service shop/web is not answered: "
-	if got := follow(checkedPort(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
-		t.Errorf("condition %q, want %s... of IPv4 alone", got, want)
-	}
+	got := follow(checkedPort(service.IPv4, "web", 31000, 1))
+	kit.Check(t, strings.HasPrefix(got, want), "condition %q, want %s... of IPv4 alone", got, want)
 	if got := r.Services.Unanswered(); len(got) != 1 || got[0].Service.Name != "web" || got[0].Message != "refused" {
 		t.Errorf("%+v is not answered, want what is refused to web", got)
 	}
@@ -104,14 +103,12 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 		o, conditions := watched(h)
 		other := lease.State{Standby: true, Holder: lease.Identity{PID: 7, Command: "kube-proxy"}}
 		o.LeaseChanged(other)
-		if text := conditions()[string(condition.OtherProxy)]; !strings.Contains(text, "process 7 (kube-proxy)") {
-			t.Errorf("condition %q", text)
-		}
+		text := conditions()[string(condition.OtherProxy)]
+		kit.Check(t, strings.Contains(text, "process 7 (kube-proxy)"), "condition %q", text)
 		time.Sleep(otherProxyEventDelay / 2)
 		o.LeaseChanged(lease.State{})
-		if all := conditions(); len(all) > 0 {
-			t.Errorf("conditions %q when it is gone", all)
-		}
+		all := conditions()
+		kit.Check(t, len(all) == 0, "conditions %q when it is gone", all)
 		time.Sleep(time.Hour)
 		o.LeaseChanged(other)
 		time.Sleep(time.Hour)
@@ -141,9 +138,8 @@ func TestHolderCondition(t *testing.T) {
 	o, conditions := watched(nil)
 	s := lease.State{Standby: true, Holder: lease.Identity{PID: 7}, HolderFault: "IPv4: a change waits"}
 	o.LeaseChanged(s)
-	if text := conditions()[string(condition.Holder)]; !strings.Contains(text, "are not in force: process 7: IPv4: a change waits") {
-		t.Errorf("condition %q", text)
-	}
+	text := conditions()[string(condition.Holder)]
+	kit.Check(t, strings.Contains(text, "are not in force: process 7: IPv4: a change waits"), "condition %q", text)
 	w := httptest.NewRecorder()
 	o.health.Handler(health.Observer{}).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
 	if text := w.Body.String(); !strings.Contains(text, `"holder":`) || strings.Contains(text, "process 7") {
@@ -151,9 +147,8 @@ func TestHolderCondition(t *testing.T) {
 	}
 	s.HolderFault = ""
 	o.LeaseChanged(s)
-	if all := conditions(); all[string(condition.Holder)] != "" || all[string(condition.OtherProxy)] == "" {
-		t.Errorf("conditions %q", all)
-	}
+	all := conditions()
+	kit.Check(t, all[string(condition.Holder)] == "" && all[string(condition.OtherProxy)] != "", "conditions %q", all)
 	o.Stop()
 }
 
@@ -165,9 +160,8 @@ func TestEventsOfDisputes(t *testing.T) {
 		for r.DriftRounds = 1; !r.Contested(); r.DriftRounds++ {
 			o.Report(Round{Result: r})
 		}
-		if all := conditions(); len(all) > 0 {
-			t.Errorf("conditions %q for single repairs", all)
-		}
+		all := conditions()
+		kit.Check(t, len(all) == 0, "conditions %q for single repairs", all)
 		o.Report(Round{Result: r})
 		if text := conditions()[string(condition.Drift+"IPv4")]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
 			t.Errorf("condition %q", text)
@@ -188,9 +182,8 @@ func TestEventsOfDisputes(t *testing.T) {
 func wantEvents(t *testing.T, got []string, want ...string) {
 	t.Helper()
 	for i := range max(len(got), len(want)) {
-		if i >= len(got) || i >= len(want) || !strings.HasPrefix(got[i], want[i]) {
-			t.Fatalf("Events\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
+		kit.Need(t, i < len(got) && i < len(want) && strings.HasPrefix(got[i], want[i]),
+			"Events\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

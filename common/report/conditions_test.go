@@ -42,9 +42,8 @@ func TestUnknownPods(t *testing.T) {
 	}
 	const want = "the Node node-a has no podCIDRs of IPv4, so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
 	kit.Same(t, "without (-want +got)", map[string]string{"pods-IPv4": want}, round(netip.MustParsePrefix("fd00::/64")))
-	if got := round(netip.MustParsePrefix("10.244.1.0/24")); len(got) > 0 {
-		t.Errorf("with: %v", got)
-	}
+	got := round(netip.MustParsePrefix("10.244.1.0/24"))
+	kit.Check(t, len(got) == 0, "with: %v", got)
 	r.Reconfigure(track.Options{})
 	if got := round(); len(got) > 0 {
 		t.Errorf("reported otherwise: %v", got)
@@ -64,9 +63,8 @@ func TestFamilyOutOfReach(t *testing.T) {
 	}
 	web := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv6}
 	for i, got := range []string{round("no IPv6"), round("no IPv6", web), round("no IPv6", web), round("", web), round("no IPv6")} {
-		if want := []string{"", "no IPv6", "no IPv6", "", ""}[i]; got != want {
-			t.Errorf("round %d: condition %q, want %q", i, got, want)
-		}
+		want := []string{"", "no IPv6", "no IPv6", "", ""}[i]
+		kit.Check(t, got == want, "round %d: condition %q, want %q", i, got, want)
 	}
 	kit.Same(t, "log (-want +got)", []string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, kit.LogLines(text))
 }
@@ -120,9 +118,8 @@ func TestRefusedAddressesAreReported(t *testing.T) {
 		t.Errorf("the condition is %q", got)
 	}
 	h.DeleteService(types.NamespacedName{Namespace: "shop", Name: "victim"})
-	if got := round(); got != "" {
-		t.Errorf("the condition is %q when nobody has the address any more", got)
-	}
+	got := round()
+	kit.Check(t, got == "", "the condition is %q when nobody has the address any more", got)
 }
 
 // TestNodeProblemsAreReported checks that what is wrong with a ServiceCIDR and with the
@@ -164,9 +161,8 @@ func TestNodeProblemsAreReported(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	r.Health.Handler(health.Observer{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
-	if text := w.Body.String(); !strings.Contains(text, "service-cidrs") || strings.Contains(text, "shop") {
-		t.Errorf("everybody reads %q", text)
-	}
+	text := w.Body.String()
+	kit.Check(t, strings.Contains(text, "service-cidrs") && !strings.Contains(text, "shop"), "everybody reads %q", text)
 }
 
 // TestManyProblems wants the first of many problems logged, and the rest counted.
@@ -182,9 +178,8 @@ func TestManyProblems(t *testing.T) {
 	if n := strings.Count(text.String(), "belongs to"); n != mostProblems || !strings.Contains(text.String(), `kube-proxy status and /services have them all" more=79`) {
 		t.Errorf("%d problems are logged; want %d and how many more there are:\n%s", n, mostProblems, text)
 	}
-	if n := r.Services.Summary().Problems; n != services-1 {
-		t.Errorf("%d problems are known; want %d", n, services-1)
-	}
+	n := r.Services.Summary().Problems
+	kit.Check(t, n == services-1, "%d problems are known; want %d", n, services-1)
 }
 
 // shopService returns a Service with one port.
@@ -255,17 +250,15 @@ func TestEventsOfLimits(t *testing.T) {
 		}
 		round(v4, reconcile.Result{Outcome: reconcile.Outcome{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(v4, "web"), portError(v4, "old", errRefused))}})
 		want := "mode kernelspace cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: shop/old, shop/web"
-		if text := l.health.Report().Conditions["unsupported"]; text != want {
-			t.Errorf("condition %q, want %q", text, want)
-		}
+		text := l.health.Report().Conditions["unsupported"]
+		kit.Check(t, text == want, "condition %q, want %q", text, want)
 		h.setService(newService("old", "u3")) // another Service of the same name
 		time.Sleep(2 * time.Minute)
 		for _, f := range service.Families {
 			round(f, reconcile.Result{})
 		}
-		if c := l.health.Report().Conditions; len(c) > 0 {
-			t.Errorf("conditions %v, want none", c)
-		}
+		c := l.health.Report().Conditions
+		kit.Check(t, len(c) == 0, "conditions %v, want none", c)
 	})
 	want := []string{
 		"Warning ServiceLimited old u2: Limits of mode kernelspace: port http/tcp: no timeout",

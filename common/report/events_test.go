@@ -139,9 +139,7 @@ func TestEventsOfPorts(t *testing.T) {
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			kit.Same(t, "(-want +got)", tt.want, recordedEvents(t, tt.scenario))
-		})
+		t.Run(name, func(t *testing.T) { kit.Same(t, "(-want +got)", tt.want, recordedEvents(t, tt.scenario)) })
 	}
 }
 
@@ -260,9 +258,7 @@ func TestDeprecations(t *testing.T) {
 	off.externalIPsIgnored = true
 	web := newService("web", "u1")
 	web.Spec.ExternalIPs = []string{"192.0.2.1"}
-	if text := off.update(web); text != "" {
-		t.Errorf("switched off: %q", text)
-	}
+	kit.Equal(t, off.update(web), "", "switched off")
 }
 
 // TestDeprecationsOfANamedProxy has the proxy warn that serves the Service, and no other.
@@ -274,9 +270,8 @@ func TestDeprecationsOfANamedProxy(t *testing.T) {
 		for label, labels := range map[string]map[string]string{"": nil, "mesh": {track.LabelProxyName: "mesh"}} {
 			s := newService("web", "u1")
 			s.Labels, s.Spec.ExternalIPs = labels, []string{"192.0.2.1"}
-			if text := d.update(s); (text != "") != (label == name) {
-				t.Errorf("proxy %q of a Service labelled %q: %q", name, label, text)
-			}
+			text := d.update(s)
+			kit.Check(t, (text != "") == (label == name), "proxy %q of a Service labelled %q: %q", name, label, text)
 		}
 	}
 }
@@ -289,21 +284,16 @@ func TestManyDeprecations(t *testing.T) {
 			h.setService(s)
 			h.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, externalIPsText)
 		}
-		if n := len(h.deprecated); n != maxDeprecationEvents {
-			t.Errorf("%d Services, want %d", n, maxDeprecationEvents)
-		}
+		n := len(h.deprecated)
+		kit.Check(t, n == maxDeprecationEvents, "%d Services, want %d", n, maxDeprecationEvents)
 	})
-	if len(got) > maxDeprecationEvents {
-		t.Errorf("%d Events", len(got))
-	}
+	kit.Check(t, len(got) <= maxDeprecationEvents, "%d Events", len(got))
 }
 
 // TestNoEventReporter checks that Events without an API server do nothing.
 func TestNoEventReporter(t *testing.T) {
 	h := newEvents(Options{Tracker: track.New(track.Options{})}, nil)
-	if h.Recorder != nil {
-		t.Fatal(h.Recorder)
-	}
+	kit.Need(t, h.Recorder == nil, "%v", h.Recorder)
 	h.setService(newService("web", "u1"))
 	h.removeService(types.NamespacedName{})
 	h.reportDeprecation(types.NamespacedName{}, "x")
@@ -346,13 +336,10 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 		h.setService(web)
 		h.problemFound()
 		runRound(h, v4)
-		if len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(d.uses) > 0 {
-			t.Errorf("kept of a Service that was mended: %v %v %v %v", h.checkErrors, h.skipped, h.refused, d.uses)
-		}
+		kit.Check(t, len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(d.uses) <= 0,
+			"kept of a Service that was mended: %v %v %v %v", h.checkErrors, h.skipped, h.refused, d.uses)
 	})
-	if len(got) < 3 {
-		t.Errorf("Events %q, want one of each sort", got)
-	}
+	kit.Check(t, len(got) >= 3, "Events %q, want one of each sort", got)
 	if n := strings.Count(log.String(), "Warning: "); n != 3 {
 		t.Errorf("%d warnings, want one for each Service of the name:\n%s", n, log.String())
 	}

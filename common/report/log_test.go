@@ -88,9 +88,8 @@ func TestLogRepeatedDrift(t *testing.T) {
 	for i := range 50 {
 		round(strconv.Itoa(i))
 	}
-	if n := len(kit.LogLines(b)); n != maxLoggedDrift-1 {
-		t.Errorf("%d more lines within a minute, want %d", n, maxLoggedDrift-1)
-	}
+	n := len(kit.LogLines(b))
+	kit.Check(t, n == maxLoggedDrift-1, "%d more lines within a minute, want %d", n, maxLoggedDrift-1)
 }
 
 // TestUnknownNodeIsLogged waits until nodeTimeout.

@@ -37,16 +37,13 @@ func TestLatency(t *testing.T) {
 		time.Sleep(time.Second)
 		record("late", time.Now())
 		kit.Same(t, "first round (-want +got)", []time.Duration{3 * time.Second}, l.takeProgrammed(service.IPv4, start, time.Now()))
-		if got := l.takeProgrammed(service.IPv4, time.Now(), time.Now().Add(time.Second)); len(got) != 1 || got[0] != time.Second {
-			t.Errorf("second round: %v, want the late one's second", got)
-		}
+		got := l.takeProgrammed(service.IPv4, time.Now(), time.Now().Add(time.Second))
+		kit.Check(t, len(got) == 1 && got[0] == time.Second, "second round: %v, want the late one's second", got)
 		if got := l.takeProgrammed(service.IPv4, time.Now(), time.Now()); got != nil {
 			t.Errorf("third round: %v, want nothing", got)
 		}
 		l.sliceDeleted(types.NamespacedName{Namespace: "shop", Name: "web"})
-		if len(l.seen) != 1 {
-			t.Errorf("%d slices are remembered after one left, want 1", len(l.seen))
-		}
+		kit.Check(t, len(l.seen) == 1, "%d slices are remembered after one left, want 1", len(l.seen))
 	})
 }
 
@@ -56,8 +53,6 @@ func TestFieldOf(t *testing.T) {
 		"spec.externalIPs[0]":                   "spec.externalIPs",
 		"endpointslice web-1 endpoints[7].x[0]": "endpointslice.endpoints.x",
 	} {
-		if got := fieldOf(path); got != want {
-			t.Errorf("fieldOf(%q) = %q, want %q", path, got, want)
-		}
+		kit.Equal(t, fieldOf(path), want, "fieldOf(%q)", path)
 	}
 }

@@ -85,9 +85,7 @@ func TestSequenceIsDrawn(t *testing.T) {
 	all := wholeSequence()
 	for _, s := range all {
 		at := strings.Index(drawn, s.Name)
-		if !found || at < 0 {
-			t.Fatalf("step %s is missing, or not in its place, in:\n%s", s.Name, drawn)
-		}
+		kit.Need(t, found && at >= 0, "step %s is missing, or not in its place, in:\n%s", s.Name, drawn)
 		drawn = drawn[at+len(s.Name):]
 	}
 }
@@ -103,9 +101,8 @@ func TestEventsAreWired(t *testing.T) {
 // TestSequenceOfPlainBackend checks that a step without a function is left out.
 func TestSequenceOfPlainBackend(t *testing.T) {
 	s := newTestReports(Options{}).Sequence(Backend{})
-	if last := s[len(s)-1].Name; last != "log" {
-		t.Errorf("the last step is %s, want log", last)
-	}
+	last := s[len(s)-1].Name
+	kit.Check(t, last == "log", "the last step is %s, want log", last)
 }
 
 // lineFunc is called with each line that is logged.
@@ -133,7 +130,5 @@ func TestRoundIsReportedBeforeItIsLogged(t *testing.T) {
 }
 
 func TestReportsStartUnhealthy(t *testing.T) {
-	if newTestReports(Options{Log: klog.Background()}).Health.Serving() {
-		t.Error("healthy before the first round")
-	}
+	kit.Check(t, !newTestReports(Options{Log: klog.Background()}).Health.Serving(), "healthy before the first round")
 }

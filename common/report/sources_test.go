@@ -35,9 +35,7 @@ func TestSourceStatus(t *testing.T) {
 		got := map[string][2]bool{}
 		for _, s := range c.report() {
 			got[s.Name] = [2]bool{s.Synced, s.Stale}
-			if s.Err != "" {
-				t.Errorf("%s: error %q outlives a sign of life", s.Name, s.Err)
-			}
+			kit.Check(t, s.Err == "", "%s: error %q outlives a sign of life", s.Name, s.Err)
 		}
 		want := map[string][2]bool{"services": {true, true}, "endpointslices": {true, false}, "nodes": {false, false}}
 		kit.Same(t, "synced, stale (-want +got)", want, got)
@@ -104,9 +102,8 @@ func TestSourceFaultsByObject(t *testing.T) {
 		begin := time.Now()
 		c.RecordFault(ManifestSource, source.Fault{Object: "a.yaml", Err: errors.New("bad a")})
 		time.Sleep(time.Minute)
-		if since := c.RecordFault(ManifestSource, source.Fault{Object: "a.yaml"}); !since.Equal(begin) {
-			t.Errorf("over since %v, want %v", since, begin)
-		}
+		since := c.RecordFault(ManifestSource, source.Fault{Object: "a.yaml"})
+		kit.Check(t, since.Equal(begin), "over since %v, want %v", since, begin)
 	})
 }
 
@@ -128,9 +125,8 @@ func TestManifestsNeverRead(t *testing.T) {
 	c.setSynced()
 	for _, never := range []int{1, 0} {
 		c.ManifestsRead(time.Second, never)
-		if s := c.report()[0]; s.Synced != (never == 0) {
-			t.Errorf("with %d files that were never readable: %+v", never, s)
-		}
+		s := c.report()[0]
+		kit.Check(t, s.Synced == (never == 0), "with %d files that were never readable: %+v", never, s)
 	}
 }
 
@@ -146,9 +142,8 @@ func TestManifestsGoStale(t *testing.T) {
 			t.Errorf("after two periods: %+v, want it not stale yet", s)
 		}
 		time.Sleep(time.Second)
-		if s := c.report()[0]; !s.Stale {
-			t.Errorf("after more than two periods: %+v, want it stale", s)
-		}
+		s := c.report()[0]
+		kit.Check(t, s.Stale, "after more than two periods: %+v, want it stale", s)
 		c.ManifestsRead(poll, 0)
 		if s := c.report()[0]; s.Stale {
 			t.Errorf("after it was looked at again: %+v, want it not stale", s)
@@ -278,8 +273,6 @@ func TestProblemWithoutService(t *testing.T) {
 	} {
 		text.Reset()
 		r.problemsFound([]track.Problem{p})
-		if got := text.String(); !strings.Contains(got, want) {
-			t.Errorf("log %q, want %s", got, want)
-		}
+		kit.Check(t, strings.Contains(text.String(), want), "log %q, want %s", text.String(), want)
 	}
 }

@@ -152,9 +152,8 @@ func TestParseReference(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "/", "/web", "shop/", "svc/", "svc//web", "a/b/c", "a/b/c/d", "svc/a/b/c", "web:", "web:0", "web:65536", "web:-1", "web:80/", "web:80/icmp", "web:80/tcp/udp", "web:a:b", "shop/web/"} {
-		if got, err := service.ParseReference(text, ""); err == nil {
-			t.Errorf("%q: %+v", text, got)
-		}
+		got, err := service.ParseReference(text, "")
+		kit.Check(t, err != nil, "%q: %+v", text, got)
 	}
 	if _, err := service.ParseReference("shop/web", "other"); err == nil || err.Error() != `service "shop/web" is not in the namespace of --namespace, "other"` {
 		t.Error(err)

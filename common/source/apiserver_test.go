@@ -63,9 +63,8 @@ func TestStopInOutage(t *testing.T) {
 		stop()
 		begin := time.Now()
 		<-ended
-		if took := time.Since(begin); took > 0 || err != nil {
-			t.Errorf("Run ended after %s with %v, want at once without error", took, err)
-		}
+		took := time.Since(begin)
+		kit.Check(t, took <= 0 && err == nil, "Run ended after %s with %v, want at once without error", took, err)
 	})
 }
 
@@ -192,26 +191,22 @@ func TestFeed(t *testing.T) {
 		default:
 			kit.Check(t, i <= 0, "step %d: not listed after the first list", i)
 		}
-		if err := s.do(); err != nil {
-			t.Fatalf("step %d: %v", i, err)
-		}
+		err := s.do()
+		kit.Need(t, err == nil, "step %d: %v", i, err)
 		if i == 5 { // in random order
 			calls = sorted(calls)
 		}
 		kit.Same(t, fmt.Sprintf("step %d (-want +got)", i), s.want, calls)
 	}
-	if err := f.Bookmark("11"); err != nil {
-		t.Error(err)
-	}
+	err := f.Bookmark("11")
+	kit.Check(t, err == nil, "%v", err)
 	if len(alive) != len(steps) { // each step except Resync, and the bookmark
 		t.Errorf("%d signs of life, want %d", len(alive), len(steps))
 	}
-	if err := f.Add("no object"); err == nil {
-		t.Error("Add of no object = nil")
-	}
-	if err := f.Delete("no object"); err == nil {
-		t.Error("Delete of no object = nil")
-	}
+	err = f.Add("no object")
+	kit.Check(t, err != nil, "Add of no object = nil")
+	err = f.Delete("no object")
+	kit.Check(t, err != nil, "Delete of no object = nil")
 }
 
 func sorted(s []string) []string {
@@ -233,9 +228,8 @@ func TestFeedCollects(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		kept, err := f.Transformer()(named(name))
 		kit.Must(t, err)
-		if _, isObject := kept.(*corev1.Service); isObject {
-			t.Errorf("all of %s is kept", name)
-		}
+		_, isObject := kept.(*corev1.Service)
+		kit.Check(t, !isObject, "all of %s is kept", name)
 		if name != "b" { // which was deleted meanwhile
 			collected = append(collected, kept)
 		}
@@ -346,9 +340,8 @@ func TestEarlyEnd(t *testing.T) {
 			p.read("other")
 		}()
 		p.wait(t.Context(), "busy")
-		if took := time.Since(start); took < 20*time.Second || took > 30*time.Second {
-			t.Errorf("waited %s, want 20 to 30 s", took)
-		}
+		took := time.Since(start)
+		kit.Check(t, took >= 20*time.Second && took <= 30*time.Second, "waited %s, want 20 to 30 s", took)
 	})
 }
 
@@ -382,9 +375,8 @@ func TestServicesOfThisProxy(t *testing.T) {
 			s := selecting{make(chan string, 1)}
 			a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: s, QPS: -1}, NodeName: "a", ProxyName: name}
 			kit.Must(t, a.Run(ctx, nil))
-			if got := <-s.labels; got != want {
-				t.Errorf("proxy %q asks for %q, want %q", name, got, want)
-			}
+			got := <-s.labels
+			kit.Check(t, got == want, "proxy %q asks for %q, want %q", name, got, want)
 		})
 	}
 }
@@ -416,9 +408,8 @@ func testAnotherServer(t *testing.T, streams bool, revision int) {
 	a, r := &APIServer{}, &recorder{open: true}
 	first.follow(t, a, r, func() {
 		r.take()
-		if err := a.Use(t.Context(), to); err == nil || !strings.Contains(err.Error(), "services") {
-			t.Errorf("a server that refuses is used: %v", err)
-		}
+		err := a.Use(t.Context(), to)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "services"), "a server that refuses is used: %v", err)
 		first.set(kindServices, "kept", map[string]any{"spec": map[string]any{"clusterIP": "10.96.0.2"}})
 		synctest.Wait()
 		if calls, _ := r.take(); !slices.Equal(calls, []string{"set service d/kept 10.96.0.2"}) {
@@ -667,9 +658,8 @@ func (f *fakeAPI) follow(t *testing.T, a *APIServer, to Sink, test func()) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if err := a.Run(ctx, to); err != nil {
-			t.Error(err)
-		}
+		err := a.Run(ctx, to)
+		kit.Check(t, err == nil, "%v", err)
 	}()
 	synctest.Wait()
 	test()

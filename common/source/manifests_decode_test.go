@@ -38,12 +38,10 @@ func TestDump(t *testing.T) {
 				!strings.HasSuffix(a["description"], "without telling the team that owns it, see https://wiki.example.com/a?b=1&c=2.") {
 				t.Errorf("Service = %v %q", s.Spec, a)
 			}
-			if e := got.objects[services].value.(*discoveryv1.EndpointSlice).Endpoints; len(e) != dump.Endpoints || len(e[0].TargetRef.UID) != 36 {
-				t.Errorf("endpoints = %v", e)
-			}
-			if took := peakOf(string(text)); took > 10 {
-				t.Errorf("%.1f times the file's size in memory, want at most 10", took)
-			}
+			e := got.objects[services].value.(*discoveryv1.EndpointSlice).Endpoints
+			kit.Check(t, len(e) == dump.Endpoints && len(e[0].TargetRef.UID) == 36, "endpoints = %v", e)
+			took := peakOf(string(text))
+			kit.Check(t, took <= 10, "%.1f times the file's size in memory, want at most 10", took)
 		})
 	}
 }
@@ -290,9 +288,8 @@ func TestFloods(t *testing.T) {
 			small, large := nightly(1<<20), nightly(4<<20)
 			few := decodeFlood(t, flood(small))
 			many := decodeFlood(t, flood(large))
-			if linear := few/uint64(small)*uint64(large)*3/2 + 2*maxTree; many > linear {
-				t.Errorf("%d bytes are allocated for %d, but %d for %d", many, large, few, small)
-			}
+			linear := few/uint64(small)*uint64(large)*3/2 + 2*maxTree
+			kit.Check(t, many <= linear, "%d bytes are allocated for %d, but %d for %d", many, large, few, small)
 		})
 	}
 }
@@ -308,12 +305,10 @@ func decodeFlood(t *testing.T, text string) uint64 {
 	runtime.ReadMemStats(&after)
 	allocated := after.TotalAlloc - before.TotalAlloc
 	// A call of the library takes 11 kB.
-	if most := uint64(25*len(content) + 4*maxTree + 12_000*got.counted); allocated > most {
-		t.Errorf("%d bytes are allocated for %d, want at most %d", allocated, len(content), most)
-	}
-	if n := len(got.rejected); n > maxProblems {
-		t.Errorf("%d problems are reported, want at most %d", n, maxProblems)
-	}
+	most := uint64(25*len(content) + 4*maxTree + 12_000*got.counted)
+	kit.Check(t, allocated <= most, "%d bytes are allocated for %d, want at most %d", allocated, len(content), most)
+	n := len(got.rejected)
+	kit.Check(t, n <= maxProblems, "%d problems are reported, want at most %d", n, maxProblems)
 	words := 0
 	for _, b := range got.rejected {
 		words += len(b.err.Error())
@@ -398,9 +393,8 @@ func FuzzDecode(f *testing.F) {
 		for _, o := range got.objects {
 			kit.Check(t, o.key.name.Name != "" && o.key.kind != "", "object without a key: %v", o.key)
 		}
-		if n := len(got.rejected); n > maxProblems {
-			t.Errorf("%d problems are reported, want at most %d", n, maxProblems)
-		}
+		n := len(got.rejected)
+		kit.Check(t, n <= maxProblems, "%d problems are reported, want at most %d", n, maxProblems)
 		for _, b := range got.rejected {
 			kit.Check(t, strings.Contains(b.err.Error(), " at line "), "error = %q, want it to say where", b.err)
 		}

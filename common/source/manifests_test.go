@@ -278,9 +278,8 @@ func compareErrors(t *testing.T, dir string, want []string, err error) {
 	}
 	kit.Need(t, len(got) == len(want), "errors = %v, want %d", err, len(want))
 	for i, w := range want {
-		if g := kit.Normalize(got[i].Error(), dir); !strings.HasPrefix(g, w) {
-			t.Errorf("error %d = %q, want %q", i, g, w)
-		}
+		g := kit.Normalize(got[i].Error(), dir)
+		kit.Check(t, strings.HasPrefix(g, w), "error %d = %q, want %q", i, g, w)
 	}
 }
 
@@ -288,9 +287,8 @@ func TestLoadNotes(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a.yaml"), strings.Repeat("---\napiVersion: apps/v1\nkind: Deployment\n", 3))
 	var r recorder
-	if err := (&Manifests{Paths: []string{dir}, Note: r.note}).Load(context.Background(), &r); err != nil {
-		t.Errorf("Load = %v, want no error", err)
-	}
+	err := (&Manifests{Paths: []string{dir}, Note: r.note}).Load(context.Background(), &r)
+	kit.Check(t, err == nil, "Load = %v, want no error", err)
 	kit.Check(t, len(r.notes) == 1 && strings.Contains(r.notes[0], "apps/v1 Deployment"),
 		"notes = %q, want one about apps/v1 Deployment", r.notes)
 
@@ -298,9 +296,8 @@ func TestLoadNotes(t *testing.T) {
 	write(t, filepath.Join(parent, "README.md"), "")
 	kit.Must(t, os.Mkdir(filepath.Join(parent, "shop.yaml.d"), 0o755))
 	r = recorder{}
-	if err := (&Manifests{Paths: []string{parent}, Note: r.note}).Load(context.Background(), &r); err != nil {
-		t.Errorf("Load = %v, want no error", err)
-	}
+	err = (&Manifests{Paths: []string{parent}, Note: r.note}).Load(context.Background(), &r)
+	kit.Check(t, err == nil, "Load = %v, want no error", err)
 	kit.Check(t, len(r.notes) == 1 && strings.Contains(r.notes[0], parent+": no file"),
 		"notes = %q, want one that says that nothing is there", r.notes)
 }
@@ -333,9 +330,8 @@ func start(t *testing.T, m *Manifests) *recorder {
 	go func() { done <- m.Run(ctx, r) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v, want nil", err)
-		}
+		err := <-done
+		kit.Check(t, err == nil, "Run = %v, want nil", err)
 	})
 	return r
 }

@@ -158,9 +158,8 @@ func TestWatch(t *testing.T) {
 		steps++
 	}}
 	x := &Watch{Query: &Query{Server: server, Reference: service.Reference{Name: "web"}}, View: View{Format: Table, Full: true, Now: noon}, Timeout: time.Minute}
-	if err := x.Run(ctx, out); err != nil || steps != 4 {
-		t.Errorf("%v after %d steps, want none after 4", err, steps)
-	}
+	err := x.Run(ctx, out)
+	kit.Check(t, err == nil && steps == 4, "%v after %d steps, want none after 4", err, steps)
 }
 
 // TestWatchFailureJSON writes a failure in place of a state, and the state when the

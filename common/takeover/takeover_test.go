@@ -221,9 +221,8 @@ func TestTakeover(t *testing.T) {
 			if got := strings.Contains(s.logText.String(), "Removed what an earlier"); got != tt.done && tt.left.what == "" && tt.removed > 0 {
 				t.Errorf("done %t, and the log says:\n%s", tt.done, s.logText)
 			}
-			if n := strings.Count(s.logText.String(), "still there; trying again"); n > 1 {
-				t.Errorf("the same was reported %d times:\n%s", n, s.logText)
-			}
+			n := strings.Count(s.logText.String(), "still there; trying again")
+			kit.Check(t, n <= 1, "the same was reported %d times:\n%s", n, s.logText)
 		})
 	}
 }
@@ -470,9 +469,8 @@ func TestUnreadIsNotLeft(t *testing.T) {
 		kit.Check(t, slices.Equal(s.conditions, want),
 			"conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
 		for _, once := range []string{UnreadText, stillText} {
-			if n := strings.Count(s.logText.String(), once); n != 1 {
-				t.Errorf("%q was logged %d times:\n%s", once, n, s.logText)
-			}
+			n := strings.Count(s.logText.String(), once)
+			kit.Check(t, n == 1, "%q was logged %d times:\n%s", once, n, s.logText)
 		}
 	})
 }
@@ -585,9 +583,8 @@ func TestRulesReappear(t *testing.T) {
 			left.set("rules")
 			advance(time.Minute)
 		}
-		if what, removed := left.state(); removed != 6 || what != "rules" {
-			t.Errorf("removed %d times, want 6, and %q is there", removed, what)
-		}
+		what, removed := left.state()
+		kit.Check(t, removed == 6 && what == "rules", "removed %d times, want 6, and %q is there", removed, what)
 		advance(16 * time.Minute)
 		left.set("")
 		advance(17 * time.Minute)
@@ -605,9 +602,8 @@ func TestLeftByAnotherHolder(t *testing.T) {
 		s.Standby()
 		left.set("rules")
 		advance(time.Second)
-		if _, removed := left.state(); removed > 0 {
-			t.Error("removed while another process had the node")
-		}
+		_, removed := left.state()
+		kit.Check(t, removed <= 0, "removed while another process had the node")
 		s.after(0, nil)
 		advance(time.Second)
 		if _, removed := left.state(); removed != 1 {

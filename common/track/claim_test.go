@@ -67,9 +67,7 @@ func TestContendersCost(t *testing.T) {
 	tracker.SetService(contender(2*n, 1))
 	tracker.Latest()
 	all := tracker.Problems()
-	if len(all) != n {
-		t.Errorf("%d problems; want one for each of %d who do not have the address", len(all), n)
-	}
+	kit.Check(t, len(all) == n, "%d problems; want one for each of %d who do not have the address", len(all), n)
 	for _, p := range all {
 		if want := "belongs to service d/" + contender(2*n, 0).Name; !strings.Contains(p.Message, want) {
 			t.Fatalf("after the address has gone to an older one: %s; want %q", p, want)
@@ -98,21 +96,18 @@ func TestContendersInOrder(t *testing.T) {
 			name, _, _ := strings.Cut(other, ",")
 			got += " " + name
 		}
-		if want := "d/s000004 d/s000001 d/s000003 d/s000002 d/s000005 d/s000000"; got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		want := "d/s000004 d/s000001 d/s000003 d/s000002 d/s000005 d/s000000"
+		kit.Check(t, got == want, "%s, want %s", got, want)
 	}
 	labelled := contender(1, 1)
 	for _, labels := range []map[string]string{{"app": "web", "tier": ""}, nil} {
 		labelled.Labels = labels
 		tracker.SetService(labelled)
-		if got := tracker.Labels(types.NamespacedName{Namespace: labelled.Namespace, Name: labelled.Name}); !maps.Equal(got, labels) {
-			t.Errorf("labels %v, want %v", got, labels)
-		}
+		got := tracker.Labels(types.NamespacedName{Namespace: labelled.Namespace, Name: labelled.Name})
+		kit.Check(t, maps.Equal(got, labels), "labels %v, want %v", got, labels)
 	}
-	if all, few := tracker.Names(""), tracker.Names("ns-1"); len(all) != 7 || len(few) != 1 || !seen {
-		t.Errorf("names %v, in one namespace %v", all, few)
-	}
+	all, few := tracker.Names(""), tracker.Names("ns-1")
+	kit.Check(t, len(all) == 7 && len(few) == 1 && seen, "names %v, in one namespace %v", all, few)
 }
 
 // TestContestCost has many Services want one address as ClusterIP and as external IP,
@@ -323,9 +318,8 @@ func TestServiceCIDRsOfOthers(t *testing.T) {
 	}
 	kit.Same(t, "problems (-want +got)", want, got)
 	w.SetNode(nodeA("", "172.16.0.1"))
-	if s := w.Latest().Node.ServiceCIDRs; len(s) != 1 {
-		t.Errorf("the node has moved into a range that counts all the same: %s", s)
-	}
+	s := w.Latest().Node.ServiceCIDRs
+	kit.Check(t, len(s) == 1, "the node has moved into a range that counts all the same: %s", s)
 }
 
 // TestProxyName checks that each proxy gets the Services whose label names it.
@@ -432,9 +426,8 @@ func checkRanges(t *testing.T, tracker *Tracker, want, reasons []string) {
 	for _, p := range tracker.Problems() {
 		problems = append(problems, p.Message)
 	}
-	if !slices.Equal(got, want) || !slices.Equal(problems, reasons) {
-		t.Errorf("ranges %q for\n%q; want %q for\n%q", got, problems, want, reasons)
-	}
+	kit.Check(t, slices.Equal(got, want) && slices.Equal(problems, reasons),
+		"ranges %q for\n%q; want %q for\n%q", got, problems, want, reasons)
 }
 
 // TestServiceCIDRsOnInterfaces has addresses of interfaces in a range: single ones and
@@ -478,9 +471,8 @@ func TestManyEndpointsInServiceCIDR(t *testing.T) {
 	}
 	node := tracker.Latest().Node
 	exempt := node.EndpointsInServiceCIDRs
-	if len(exempt) != maxExempt || len(node.ServiceCIDRs) != 1 {
-		t.Fatalf("%d addresses of %v are exempt, want %d of the range", len(exempt), node.ServiceCIDRs, maxExempt)
-	}
+	kit.Need(t, len(exempt) == maxExempt && len(node.ServiceCIDRs) == 1,
+		"%d addresses of %v are exempt, want %d of the range", len(exempt), node.ServiceCIDRs, maxExempt)
 	for addr, dropped := range map[string]bool{"10.96.0.9": false, "10.96.0.10": true, "10.96.3.46": false, "10.96.3.47": true, "10.96.200.1": true} {
 		if node.IsServiceAddr(netip.MustParseAddr(addr)) != dropped {
 			t.Errorf("%s is a Service's address: %v, want %v", addr, !dropped, dropped)
@@ -488,9 +480,8 @@ func TestManyEndpointsInServiceCIDR(t *testing.T) {
 	}
 	const want = `"10.96.0.0/16" holds addresses of endpoints (more than 256): 10.96.0.0 of service ns-0/service-0; ` +
 		"want a range for Services alone; packets to the first 256 are not dropped"
-	if p := tracker.Problems()[0]; p.Message != want {
-		t.Errorf("problem %q, want %q", p.Message, want)
-	}
+	p := tracker.Problems()[0]
+	kit.Check(t, p.Message == want, "problem %q, want %q", p.Message, want)
 }
 
 // TestEndpointIsClusterIP checks that endpoints that are ClusterIPs are found, whichever
@@ -545,9 +536,8 @@ func TestChoiceOfClusterIP(t *testing.T) {
 	for port := range tracker.Latest().Ports(service.IPv4) {
 		for _, c := range tracker.Choice(service.IPv4, port.Name).Candidates {
 			misplaced := strings.HasSuffix(c.Cluster.Why, "it is ready, but its address is the ClusterIP of service ns-9/service-9")
-			if is := strings.HasPrefix(c.Address, "10.96.0.10:"); misplaced != is {
-				t.Errorf("endpoint %s: %q", c.Address, c.Cluster.Why)
-			}
+			is := strings.HasPrefix(c.Address, "10.96.0.10:")
+			kit.Check(t, misplaced == is, "endpoint %s: %q", c.Address, c.Cluster.Why)
 		}
 	}
 }
@@ -594,14 +584,11 @@ func TestFillReusesLists(t *testing.T) {
 		}
 		few := index{slices: s.slices}
 		for _, p := range s.want {
-			if got, want := few.of(p), x.of(p); !slices.Equal(got, want) {
-				t.Fatalf("%v is in %v, want %v", p, got, want)
-			}
+			got, want := few.of(p), x.of(p)
+			kit.Need(t, slices.Equal(got, want), "%v is in %v, want %v", p, got, want)
 		}
 	}
-	if again < 1000 {
-		t.Errorf("lists were used again %d times only", again)
-	}
+	kit.Check(t, again >= 1000, "lists were used again %d times only", again)
 }
 
 // drawPorts returns a Service of many Ports. Most of them have the same number in all its

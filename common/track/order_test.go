@@ -30,6 +30,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/test/kit"
 )
 
 // clusterObjects are the objects that exist, as a source has them.
@@ -384,9 +385,8 @@ func TestUpdateCost(t *testing.T) {
 	slices.Sort(took)
 	each := took[len(took)/2] // some of them are slow on a busy machine
 	t.Logf("one endpoint changed at 10,000 Services: %v to the next snapshot", each)
-	if each > 5*time.Millisecond {
-		t.Errorf("a change costs %v, which cannot be independent of the number of Services", each)
-	}
+	kit.Check(t, each <= 5*time.Millisecond,
+		"a change costs %v, which cannot be independent of the number of Services", each)
 }
 
 // wide returns a Service of many ports, and its slices. Each slice has at most 100 ports
@@ -448,9 +448,7 @@ func benchmarkFlip(b *testing.B, ports int) {
 	for i := 0; b.Loop(); i++ {
 		flip(t, all, i%2 == 1)
 		for p := range t.Latest().Ports(service.IPv4) {
-			if n := len(p.Cluster); n != 999+i%2 {
-				b.Fatalf("%d endpoints", n)
-			}
+			kit.Need(b, len(p.Cluster) == 999+i%2, "%d endpoints", len(p.Cluster))
 		}
 	}
 }
@@ -524,9 +522,7 @@ func TestMemory(t *testing.T) {
 	const services, limit = 10_000, 150
 	got := bytesPerEndpoint(services)
 	t.Logf("%.0f bytes of heap per endpoint at %d Services of 10", got, services)
-	if got > limit {
-		t.Errorf("bytes per endpoint = %.0f, want at most %d", got, limit)
-	}
+	kit.Check(t, got <= limit, "bytes per endpoint = %.0f, want at most %d", got, limit)
 }
 
 var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
@@ -535,26 +531,18 @@ var update = flag.Bool("update", false, "rewrite what the scenarios in testdata 
 // any, and the expected snapshot of node-a.
 func TestScenarios(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txtar")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("scenarios = %v, %v, want some", paths, err)
-	}
+	kit.Need(t, err == nil && len(paths) != 0, "scenarios = %v, %v, want some", paths, err)
 	for _, path := range paths {
 		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
 			archive, err := txtar.ParseFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			got := runScenario(t, archive)
 			if *update {
 				archive.Files = append(inputs(archive), txtar.File{Name: "snapshot", Data: []byte(got)})
-				if err := os.WriteFile(path, txtar.Format(archive), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.WriteFile(path, txtar.Format(archive), 0o644))
 				return
 			}
-			if diff := cmp.Diff(string(part(archive, "snapshot")), got); diff != "" {
-				t.Errorf("snapshot (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "snapshot (-want +got)", string(part(archive, "snapshot")), got)
 		})
 	}
 }
@@ -606,18 +594,12 @@ func (c choices) options() Options {
 func runScenario(t *testing.T, a *txtar.Archive) string {
 	t.Helper()
 	var c choices
-	if err := yaml.UnmarshalStrict(part(a, "options.yaml"), &c); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, yaml.UnmarshalStrict(part(a, "options.yaml"), &c))
 	path := filepath.Join(t.TempDir(), "cluster.yaml")
-	if err := os.WriteFile(path, part(a, "cluster.yaml"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(path, part(a, "cluster.yaml"), 0o644))
 	tracker := New(c.options())
 	m := source.Manifests{Paths: []string{path}, NodeName: "node-a"}
-	if err := m.Load(context.Background(), tracker); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.Load(context.Background(), tracker))
 	silent := map[service.Address]time.Time{}
 	for i, s := range c.Silent {
 		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
@@ -741,9 +723,8 @@ func checkSnapshot(t *testing.T, s *service.Snapshot) {
 	taken := map[service.Address]*service.Port{}
 	for _, family := range service.Families {
 		for p := range s.Ports(family) {
-			if err := checkPort(p, taken); err != "" {
-				t.Errorf("port %s (%s): %s", p.Name, p.Family, err)
-			}
+			err := checkPort(p, taken)
+			kit.Check(t, err == "", "port %s (%s): %s", p.Name, p.Family, err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestSelection reads the annotation beside the operator's choice, and changes of both.
@@ -43,14 +44,12 @@ func TestSelection(t *testing.T) {
 		}
 		w.Reconfigure(Options{Selection: tt.byDefault, SelectionSlots: slots})
 		for p := range w.Latest().Ports(service.IPv4) {
-			if p.Consistent != tt.want {
-				t.Errorf("%q, by default %q: %+v, want %+v", tt.annotation, tt.byDefault, p.Consistent, tt.want)
-			}
+			kit.Check(t, p.Consistent == tt.want,
+				"%q, by default %q: %+v, want %+v", tt.annotation, tt.byDefault, p.Consistent, tt.want)
 		}
 		problems := fmt.Sprint(w.Problems())
-		if says := strings.Contains(problems, AnnotationSelection) && strings.Contains(problems, "is not random, consistent or consistent-all"); says != tt.problem {
-			t.Errorf("%q: problems %s", tt.annotation, problems)
-		}
+		says := strings.Contains(problems, AnnotationSelection) && strings.Contains(problems, "is not random, consistent or consistent-all")
+		kit.Check(t, says == tt.problem, "%q: problems %s", tt.annotation, problems)
 	}
 }
 
@@ -62,9 +61,8 @@ func TestSelectionOfMany(t *testing.T) {
 	for _, n := range []int{21, 22, 21} {
 		w.SetSlice(plainSlice(1, n))
 		many := n > 21
-		if p := w.Latest().Port(service.IPv4, portName(1)); p.Consistent.Slots == 0 != many {
-			t.Errorf("%d endpoints: %+v", n, p.Consistent)
-		}
+		p := w.Latest().Port(service.IPv4, portName(1))
+		kit.Check(t, p.Consistent.Slots == 0 == many, "%d endpoints: %+v", n, p.Consistent)
 		if says := strings.Contains(fmt.Sprint(w.Problems()), "has 22 endpoints, and consistent selection with 211 slots is for 21 at most"); says != many {
 			t.Errorf("%d endpoints: %v", n, w.Problems())
 		}

@@ -53,9 +53,8 @@ func nameOf(i int) types.NamespacedName {
 func TestNothingBeforeSynced(t *testing.T) {
 	w := newRecordingTracker()
 	w.SetService(plainService(1))
-	if s := w.Latest(); s != nil || w.changes != 0 {
-		t.Errorf("before Synced: Latest = %v, Changed %d times; want neither", s, w.changes)
-	}
+	s := w.Latest()
+	kit.Check(t, s == nil && w.changes == 0, "before Synced: Latest = %v, Changed %d times; want neither", s, w.changes)
 	w.Synced()
 	if s := w.Latest(); s == nil || s.Len(service.IPv4) != 1 || w.changes != 1 {
 		t.Errorf("after Synced: Latest = %v, Changed %d times; want one port and one call", s, w.changes)
@@ -113,12 +112,8 @@ func TestNoDifference(t *testing.T) {
 	s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
 		Addresses: []string{"10.9.9.9"}, Conditions: discoveryv1.EndpointConditions{Ready: &down}})
 	w.SetSlice(s)
-	if w.changes != 2 {
-		t.Errorf("Changed called %d times, want 2: for Synced and the slice", w.changes)
-	}
-	if w.Latest() != before {
-		t.Errorf("an endpoint that is not ready made a new snapshot")
-	}
+	kit.Check(t, w.changes == 2, "Changed called %d times, want 2: for Synced and the slice", w.changes)
+	kit.Check(t, w.Latest() == before, "an endpoint that is not ready made a new snapshot")
 }
 
 func TestReportOnce(t *testing.T) {
@@ -139,17 +134,12 @@ func TestReportOnce(t *testing.T) {
 	for i, s := range steps {
 		s.do()
 		w.Latest()
-		if len(w.reports) != s.want {
-			t.Errorf("step %d: reports = %q, want %d", i, w.reports, s.want)
-		}
+		kit.Check(t, len(w.reports) == s.want, "step %d: reports = %q, want %d", i, w.reports, s.want)
 	}
 	want := `service ns-1/service-1: spec.externalIPs[0]: "bad" is not an IP address`
-	if len(w.reports) == 0 || w.reports[0] != want {
-		t.Errorf("reports = %q, want %q first", w.reports, want)
-	}
-	if p := w.Problems(); len(p) > 0 {
-		t.Errorf("Problems = %v, want none: the Service is gone", p)
-	}
+	kit.Check(t, len(w.reports) != 0 && w.reports[0] == want, "reports = %q, want %q first", w.reports, want)
+	p := w.Problems()
+	kit.Check(t, len(p) == 0, "Problems = %v, want none: the Service is gone", p)
 }
 
 // The loser of an address gets it when the winner is deleted, and loses it again to an
@@ -196,12 +186,9 @@ func TestTooManyEndpoints(t *testing.T) {
 	w.SetSlice(plainSlice(0, maxEndpoints+2))
 	w.Synced()
 	p := w.Latest().Port(service.IPv4, service.PortName{Namespace: "ns-0", Name: "service-0", Port: "http", Protocol: service.TCP})
-	if len(p.Cluster) != maxEndpoints {
-		t.Errorf("%d endpoints, want %d", len(p.Cluster), maxEndpoints)
-	}
-	if len(w.reports) != 1 || !strings.Contains(w.reports[0], "has 2 endpoints too many") {
-		t.Errorf("reports = %q, want one about 2 endpoints", w.reports)
-	}
+	kit.Check(t, len(p.Cluster) == maxEndpoints, "%d endpoints, want %d", len(p.Cluster), maxEndpoints)
+	kit.Check(t, len(w.reports) == 1 && strings.Contains(w.reports[0], "has 2 endpoints too many"),
+		"reports = %q, want one about 2 endpoints", w.reports)
 	if cap(w.chooser.candidates) > 0 {
 		t.Errorf("memory for %d candidates is kept", cap(w.chooser.candidates))
 	}
@@ -216,9 +203,7 @@ func TestConcurrentUse(t *testing.T) {
 			last := uint64(0)
 			for range 500 {
 				s := tracker.Latest()
-				if s.Generation < last {
-					t.Errorf("generation %d after %d", s.Generation, last)
-				}
+				kit.Check(t, s.Generation >= last, "generation %d after %d", s.Generation, last)
 				last = s.Generation
 			}
 		})
@@ -250,9 +235,7 @@ func FuzzObjects(f *testing.F) {
 		checkSnapshot(t, first)
 		tracker.SetService(&s)
 		tracker.SetSlice(&e)
-		if tracker.Latest() != first {
-			t.Errorf("the same objects again made a new snapshot")
-		}
+		kit.Check(t, tracker.Latest() == first, "the same objects again made a new snapshot")
 		for _, p := range tracker.Problems() {
 			_ = fmt.Sprint(p)
 		}
@@ -277,17 +260,13 @@ func TestBatch(t *testing.T) {
 		}
 		w.SetSlice(slice)
 	})
-	if w.changes != changes+1 {
-		t.Errorf("Changed called %d times; want once", w.changes-changes)
-	}
+	kit.Check(t, w.changes == changes+1, "Changed called %d times; want once", w.changes-changes)
 	after := w.Latest()
-	if after.Generation != before.Generation+1 {
-		t.Errorf("generation %d after %d; want the next one", after.Generation, before.Generation)
-	}
+	kit.Check(t, after.Generation == before.Generation+1,
+		"generation %d after %d; want the next one", after.Generation, before.Generation)
 	for p := range after.Ports(service.IPv4) {
-		if p.Name.Port != other || len(p.Cluster) != 3 {
-			t.Errorf("port %q with %d endpoints; want %q with 3", p.Name.Port, len(p.Cluster), other)
-		}
+		kit.Check(t, p.Name.Port == other && len(p.Cluster) == 3,
+			"port %q with %d endpoints; want %q with 3", p.Name.Port, len(p.Cluster), other)
 	}
 }
 
@@ -298,18 +277,15 @@ func TestBatchIsReported(t *testing.T) {
 	w.Synced()
 	changes := w.changes
 	w.Batch(func() {
-		if s := w.Latest(); s != nil {
-			t.Errorf("Latest within the first batch = %v, want nil", s)
-		}
+		s := w.Latest()
+		kit.Check(t, s == nil, "Latest within the first batch = %v, want nil", s)
 	})
 	if w.changes != changes+1 || w.Latest() == nil {
 		t.Errorf("Changed called %d times, Latest %v; want once and a snapshot", w.changes-changes, w.Latest())
 	}
 	changes = w.changes
 	w.Batch(func() {})
-	if w.changes != changes {
-		t.Errorf("Changed called after a batch without anything in it")
-	}
+	kit.Check(t, w.changes == changes, "Changed called after a batch without anything in it")
 }
 
 // balanced is a Service whose load balancer admits clients of ranges.
@@ -447,18 +423,14 @@ func TestChangeIsNoticed(t *testing.T) {
 				announced = false
 				e(live)
 			}
-			if !announced {
-				t.Error("the last change was not announced")
-			}
+			kit.Check(t, announced, "the last change was not announced")
 			for _, e := range append(tt.base, tt.after...) {
 				e(scratch)
 			}
 			scratch.Synced()
 			got := text(live.Latest())
 			kit.Same(t, "snapshot (-want +got)", text(scratch.Latest()), got)
-			if got == first {
-				t.Errorf("the change made no difference:\n%s", got)
-			}
+			kit.Check(t, got != first, "the change made no difference:\n%s", got)
 			checkSnapshot(t, live.Latest())
 		})
 	}
@@ -574,9 +546,7 @@ func TestListed(t *testing.T) {
 			label.Labels["x"] = "y"
 			before := port()
 			tracker.SetSlice(label)
-			if port() != before {
-				t.Error("nothing changed, and the port is another one")
-			}
+			kit.Check(t, port() == before, "nothing changed, and the port is another one")
 		})
 	}
 }
@@ -600,21 +570,16 @@ func TestReconfigure(t *testing.T) {
 			before := w.Latest()
 			changes := w.changes
 			w.Reconfigure(o)
-			if w.changes != changes+1 {
-				t.Errorf("Changed called %d times, want once", w.changes-changes)
-			}
+			kit.Check(t, w.changes == changes+1, "Changed called %d times, want once", w.changes-changes)
 			o.NodeName = "a"
 			fresh := New(o)
 			feed(fresh)
 			kit.Same(t, "(-from the start +reconfigured)", contents(fresh), contents(w.Tracker))
-			if w.Latest() == before || len(o.NodeIPs) == 0 && !samePorts(before, w.Latest()) {
-				t.Error("the same snapshot, or other Ports than before")
-			}
+			kit.Check(t, w.Latest() != before && (len(o.NodeIPs) != 0 || samePorts(before, w.Latest())),
+				"the same snapshot, or other Ports than before")
 			latest := w.Latest()
 			w.Reconfigure(o)
-			if w.Latest() != latest || w.changes != changes+1 {
-				t.Error("the same choices again are a change")
-			}
+			kit.Check(t, w.Latest() == latest && w.changes == changes+1, "the same choices again are a change")
 		})
 	}
 }
@@ -693,21 +658,16 @@ func TestMissed(t *testing.T) {
 			w.Synced()
 			port := service.PortName{Namespace: s.Namespace, Name: s.Name, Port: s.Spec.Ports[0].Name, Protocol: service.TCP}
 			w.Latest()
-			if got := w.Choice(service.IPv4, port).Missed; got != test.missed {
-				t.Errorf("missed: %q; want %q", got, test.missed)
-			}
+			kit.Equal(t, w.Choice(service.IPv4, port).Missed, test.missed, "missed")
 			var code Code
 			for _, p := range w.Analysis() {
 				code = p.Code
 			}
-			if code != test.code {
-				t.Errorf("code %q; want %q", code, test.code)
-			}
+			kit.Check(t, code == test.code, "code %q; want %q", code, test.code)
 			w.DeleteSlice(types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name})
 			w.Latest()
-			if all := w.Analysis(); test.code != NoSlice && len(all) > 0 {
-				t.Errorf("after the slice is gone: %v; want nothing", all)
-			}
+			all := w.Analysis()
+			kit.Check(t, test.code == NoSlice || len(all) == 0, "after the slice is gone: %v; want nothing", all)
 		})
 	}
 }

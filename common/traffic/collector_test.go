@@ -107,9 +107,8 @@ func TestTotals(t *testing.T) {
 		check("no Service's", map[string]uint64{one: 11, two: 7}, dialled(vip, one, 1), dialled("10.96.0.9:80", one, 9))
 		s.data.err = errors.New("refused")
 		check("unreadable", map[string]uint64{one: 11, two: 7}, dialled(vip, one, 50))
-		if r := s.Read(t.Context(), Selection{}); r.Error != "read what IPv4 carries: refused" {
-			t.Errorf("error %q", r.Error)
-		}
+		r := s.Read(t.Context(), Selection{})
+		kit.Check(t, r.Error == "read what IPv4 carries: refused", "error %q", r.Error)
 		s.data.err = nil
 		s.want = snapshot(port("web", two))
 		check("an endpoint is gone", map[string]uint64{"": 12, two: 7}, dialled(vip, one, 2))

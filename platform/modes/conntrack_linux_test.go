@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/test/kit"
 )
 
 // table is a table of conntrack with one entry.
@@ -115,9 +116,8 @@ func TestFrontendsRetire(t *testing.T) {
 			b := retiring{r, c}
 			node := &service.Node{}
 			round := func(s *service.Snapshot) []string {
-				if _, err := b.Plan(t.Context(), s); err != nil {
-					t.Fatal(err)
-				}
+				_, err := b.Plan(t.Context(), s)
+				kit.Must(t, err)
 				return r.held
 			}
 			if tt.before != nil {
@@ -134,13 +134,11 @@ func TestFrontendsRetire(t *testing.T) {
 				}
 			}
 			_, again, err := c.Clean(t.Context(), reconcile.Result{Snapshot: after, Outcome: r.out})
-			if err != nil || x.entry != nil || (again > 0) != !slices.Equal(tt.first, tt.second) {
-				t.Fatalf("entry left: %v, again after %s, %v", x.entry, again, err)
-			}
+			kit.Need(t, err == nil && x.entry == nil && (again > 0) == !slices.Equal(tt.first, tt.second),
+				"entry left: %v, again after %s, %v", x.entry, again, err)
 			r.left = nil
-			if got := round(after); !slices.Equal(got, tt.second) {
-				t.Errorf("the dataplane holds %q at last, want %q", got, tt.second)
-			}
+			got := round(after)
+			kit.Check(t, slices.Equal(got, tt.second), "the dataplane holds %q at last, want %q", got, tt.second)
 		})
 	}
 }
@@ -154,12 +152,10 @@ func TestRetiringEnds(t *testing.T) {
 	b := retiring{r, c}
 	for i, ports := range [][]*service.Port{{portOf("dns", service.UDP, "10.96.0.1:53")}, {web}, {web}} {
 		s := service.New(uint64(i), &service.Node{}, ports)
-		if _, err := b.Plan(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		_, err := b.Plan(t.Context(), s)
+		kit.Must(t, err)
 		_, _, _ = c.Clean(t.Context(), reconcile.Result{Snapshot: s})
 	}
-	if want := []string{"10.96.0.2:80 served"}; !slices.Equal(r.held, want) {
-		t.Errorf("the dataplane holds %q, want %q", r.held, want)
-	}
+	want := []string{"10.96.0.2:80 served"}
+	kit.Check(t, slices.Equal(r.held, want), "the dataplane holds %q, want %q", r.held, want)
 }

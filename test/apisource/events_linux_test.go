@@ -67,9 +67,8 @@ func TestEvents(t *testing.T) {
 	t.Run("counted and shared", func(t *testing.T) { testEventsCounted(t, w) })
 	t.Run("health check", func(t *testing.T) { testEventOfCheck(t, w, taken) })
 	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w, began) })
-	if n, _ := p.Metric(t, "kubeproxy_events_written_total"); n < 2 {
-		t.Errorf("%v Events written by this node, want two at least", n)
-	}
+	n, _ := p.Metric(t, "kubeproxy_events_written_total")
+	kit.Check(t, n >= 2, "%v Events written by this node, want two at least", n)
 	if n, _ := p.Metric(t, "kubeproxy_events_dropped_total"); n != 0 {
 		t.Errorf("%v Events dropped, want none", n)
 	}
@@ -94,9 +93,8 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 	if n := p.Log.Count("An Event could not be written"); n != 1 {
 		t.Errorf("said %d times, want once", n)
 	}
-	if all := w.events(t); len(all) != 0 {
-		t.Errorf("Events all the same: %v", all)
-	}
+	all := w.events(t)
+	kit.Check(t, len(all) == 0, "Events all the same: %v", all)
 	p.Stop(t)
 }
 
@@ -152,9 +150,8 @@ func testEventOfMany(t *testing.T, w fixture, began time.Time) {
 			n++
 		}
 	}
-	if most := shared(began); n < 1 || n > most {
-		t.Errorf("%d Events about one mistake, want one and at most %d", n, most)
-	}
+	most := shared(began)
+	kit.Check(t, n >= 1 && n <= most, "%d Events about one mistake, want one and at most %d", n, most)
 }
 
 // shared is how many Events there may be since a time about what nodes share one

@@ -141,9 +141,8 @@ func TestLoginFails(t *testing.T) {
 				return err == nil && strings.Contains(string(page.Body), "at the API server: ")
 			})
 			kit.Check(t, !p.Ended() && !p.Log.Has(`"Programmed"`), "it ended, or programmed what it cannot know")
-			if n := p.Log.Count("The API server cannot be read"); n > 3 {
-				t.Errorf("%d lines about one thing", n)
-			}
+			n := p.Log.Count("The API server cannot be read")
+			kit.Check(t, n <= 3, "%d lines about one thing", n)
 			p.Stop(t)
 		})
 	}
@@ -329,9 +328,8 @@ func TestNodeArrivesInParts(t *testing.T) {
 	w.set(t, full)
 	kit.Until(t, "the zone's endpoint alone", func() bool { return w.endpoints(t, web) == 1 })
 	p.Stop(t)
-	if n := len(lines(p, "Warning: the API server has no Node")); n != 0 {
-		t.Errorf("%d warnings about a Node that came in time", n)
-	}
+	n := len(lines(p, "Warning: the API server has no Node"))
+	kit.Check(t, n == 0, "%d warnings about a Node that came in time", n)
 }
 
 // nft lists something of the IPv4 table.
@@ -371,9 +369,8 @@ func TestNodeLeaves(t *testing.T) {
 	kit.Equal(t, status("/livez"), http.StatusOK, "/livez")
 	w.set(t, newNode())
 	kit.Until(t, "healthy with a Node again", func() bool { return status("/healthz") == http.StatusOK })
-	if now := program.Generation(t, w.lab.Node); now != before {
-		t.Errorf("the rules were written %d times, want none", now-before)
-	}
+	now := program.Generation(t, w.lab.Node)
+	kit.Check(t, now == before, "the rules were written %d times, want none", now-before)
 }
 
 // A name that no Node has is logged once, after half a minute, with the usual cause.
@@ -385,9 +382,8 @@ func TestNoSuchNode(t *testing.T) {
 	p := w.start(t, cluster.Login{}, "--hostname-override=node-a.example.com")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	awaitSlowLog(t, p, "has no Node of this name", `node="node-a.example.com"`, "remedy=", "--hostname-override")
-	if n := p.Log.Count("no Node of this name"); n != 1 {
-		t.Errorf("said %d times, want once", n)
-	}
+	n := p.Log.Count("no Node of this name")
+	kit.Check(t, n == 1, "said %d times, want once", n)
 }
 
 // TestKubectlPlugin finds pods with a real kubectl and API server. There is no kubelet, so

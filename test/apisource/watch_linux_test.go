@@ -113,9 +113,8 @@ func (w fixture) follow(t *testing.T, l cluster.Login) *sink {
 	go func() { ended <- a.Run(ctx, s) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
+		err := <-ended
+		kit.Check(t, err == nil, "Run: %v", err)
 	})
 	return s
 }
@@ -190,9 +189,8 @@ func TestDeadConnection(t *testing.T) {
 	awaitSlowLog(t, p, "The API server cannot be read")
 	kit.Must(t, w.APIServer.Resume())
 	awaitSlowLog(t, p, "The API server can be read again")
-	if now := program.Generation(t, w.lab.Node); now != before {
-		t.Errorf("the rules were written %d times, want none", now-before)
-	}
+	now := program.Generation(t, w.lab.Node)
+	kit.Check(t, now == before, "the rules were written %d times, want none", now-before)
 	w.set(t, newService("later"))
 	p.AwaitLog(t, `"Programmed a change"`, "IPv4")
 }
@@ -222,9 +220,8 @@ func TestRelist(t *testing.T) {
 	kit.Must(t, w.Etcd.Restart(t.Context()))
 	kit.Must(t, w.APIServer.Start(t.Context()))
 	awaitSlowLog(t, p, "The API server can be read again")
-	if now := program.Generation(t, w.lab.Node); now != before {
-		t.Errorf("the rules were written %d times, want none", now-before)
-	}
+	now := program.Generation(t, w.lab.Node)
+	kit.Check(t, now == before, "the rules were written %d times, want none", now-before)
 }
 
 // requests are those that the proxy made, in their order.
@@ -308,9 +305,8 @@ func TestContentTypes(t *testing.T) {
 			p := kubeProxy.Start(t, w.lab.Node, append(tc.flags, "--kubeconfig="+config)...)
 			kit.Until(t, "requests", func() bool { return len(seen.services()) > 0 })
 			q := seen.services()[0]
-			if got := q.Header.Get("Accept"); !strings.HasPrefix(got, tc.want) {
-				t.Errorf("Accept = %q, want %q", got, tc.want)
-			}
+			got := q.Header.Get("Accept")
+			kit.Check(t, strings.HasPrefix(got, tc.want), "Accept = %q, want %q", got, tc.want)
 			if got := q.Header.Get("User-Agent"); !strings.HasPrefix(got, "kube-proxy/") {
 				t.Errorf("User-Agent = %q", got)
 			}
@@ -319,9 +315,8 @@ func TestContentTypes(t *testing.T) {
 			}
 			p.AwaitLog(t, "The API server cannot be read")
 			p.Stop(t)
-			if n := p.Log.Count("The API server cannot be read"); n > 1 {
-				t.Errorf("%d lines for one sort of failure", n)
-			}
+			n := p.Log.Count("The API server cannot be read")
+			kit.Check(t, n <= 1, "%d lines for one sort of failure", n)
 		})
 	}
 }
@@ -336,14 +331,12 @@ func TestRateLimits(t *testing.T) {
 	p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+config, "--kube-api-qps=1", "--kube-api-burst=1")
 	const n = 5
 	kit.Until(t, "lists", func() bool { return len(seen.lists()) >= n })
-	if took := seen.lists()[n-1].Sub(begin); took < (n-1)*time.Second {
-		t.Errorf("%d lists within %s, want one a second", n, took)
-	}
+	took := seen.lists()[n-1].Sub(begin)
+	kit.Check(t, took >= (n-1)*time.Second, "%d lists within %s, want one a second", n, took)
 	host := strings.TrimPrefix(seen.server, "http://")
 	for _, name := range []string{"rest_client_request_duration_seconds", "rest_client_rate_limiter_duration_seconds"} {
-		if n, _ := p.Metric(t, name, "verb", "GET", "host", host); n == 0 {
-			t.Errorf("metric %s of %s has counted nothing", name, host)
-		}
+		n, _ := p.Metric(t, name, "verb", "GET", "host", host)
+		kit.Check(t, n != 0, "metric %s of %s has counted nothing", name, host)
 	}
 	p.Stop(t)
 }
@@ -356,13 +349,11 @@ func TestClientMetrics(t *testing.T) {
 	p := w.start(t, cluster.Login{})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	host := strings.TrimPrefix(w.Server, "https://")
-	if n, _ := p.Metric(t, "rest_client_requests_total", "code", "200", "method", "GET", "host", host); n < 4 {
-		t.Errorf("%v requests, want at least one for each kind", n)
-	}
+	n, _ := p.Metric(t, "rest_client_requests_total", "code", "200", "method", "GET", "host", host)
+	kit.Check(t, n >= 4, "%v requests, want at least one for each kind", n)
 	for _, kind := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
-		if n, _ := p.Metric(t, "kubeproxy_source_synced", "source", kind); n != 1 {
-			t.Errorf("source %s is not synced", kind)
-		}
+		n, _ := p.Metric(t, "kubeproxy_source_synced", "source", kind)
+		kit.Check(t, n == 1, "source %s is not synced", kind)
 	}
 }
 
@@ -460,9 +451,8 @@ func TestServiceCIDRs(t *testing.T) {
 	now, err := ranges.Get(t.Context(), more.Name, metav1.GetOptions{})
 	kit.Must(t, err)
 	now.Finalizers = nil
-	if _, err := ranges.Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = ranges.Update(t.Context(), now, metav1.UpdateOptions{})
+	kit.Must(t, err)
 	kit.Must(t, ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}))
 	kit.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
 	kit.Check(t, drops(cluster.ServiceCIDRv4)(), "the first range went, too")
@@ -495,11 +485,9 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	p.AwaitLog(t, "Going on without", `kind="servicecidrs"`, "forbidden")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	kit.Until(t, "healthy", func() bool { return p.Status(t, program.HealthAddr, "/healthz") == 200 })
-	if _, found := p.Metric(t, "kubeproxy_source_synced", "source", "servicecidrs"); found {
-		t.Error("a source that nobody has counts as one")
-	}
+	_, found := p.Metric(t, "kubeproxy_source_synced", "source", "servicecidrs")
+	kit.Check(t, !found, "a source that nobody has counts as one")
 	p.Stop(t)
-	if n := p.Log.Count("servicecidrs"); n != 1 {
-		t.Errorf("%d lines about them, want one", n)
-	}
+	n := p.Log.Count("servicecidrs")
+	kit.Check(t, n == 1, "%d lines about them, want one", n)
 }

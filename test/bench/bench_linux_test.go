@@ -47,9 +47,8 @@ func TestQuickRun(t *testing.T) {
 	o := options{sizes: sizes{1100}, quick: true, only: "inside", out: filepath.Join(t.TempDir(), "benchmarks.md")}
 	kit.Must(t, run(t.Context(), o, &out))
 	for _, r := range rows {
-		if found := rowOf(out.String(), r.label); len(found) < 4 || found[3] == "" {
-			t.Errorf("row %q = %q, want a figure of ours", r.label, found)
-		}
+		found := rowOf(out.String(), r.label)
+		kit.Check(t, len(found) >= 4 && found[3] != "", "row %q = %q, want a figure of ours", r.label, found)
 	}
 	document, err := os.ReadFile(o.out)
 	kit.Need(t, err == nil, "read the document: %v", err)
@@ -106,9 +105,8 @@ func TestQuickRunOfConnect(t *testing.T) {
 	for label, want := range map[string][2]string{
 		"direct": {"0", "0"}, "layer alone": {"0", "0"}, "layer above the rules": {"100", "0"}, "mode nftables": {"100", "100"},
 	} {
-		if found := rowOf(entries, label); found[2] != want[0] || found[3] != want[1] {
-			t.Errorf("entries of %s: %q, want %q", label, found, want)
-		}
+		found := rowOf(entries, label)
+		kit.Check(t, found[2] == want[0] && found[3] == want[1], "entries of %s: %q, want %q", label, found, want)
 	}
 }
 
@@ -177,9 +175,8 @@ func TestLine(t *testing.T) {
 			table.add(roleOurs, &figures{Values: tc.ours})
 			got, printed := table.line(tc.row)
 			kit.Same(t, "line (-want +got)", tc.want, got, cmp.AllowUnexported(line{}))
-			if want := tc.ours != nil; printed != want {
-				t.Errorf("printed = %v, want %v", printed, want)
-			}
+			want := tc.ours != nil
+			kit.Check(t, printed == want, "printed = %v, want %v", printed, want)
 		})
 	}
 }
@@ -214,9 +211,8 @@ func TestInterval(t *testing.T) {
 	for i := range 100 {
 		list = append(list, float64(i+1))
 	}
-	if low, high := interval(list); low != 40 || high != 61 {
-		t.Errorf("interval of 1 to 100 = %v to %v, want 40 to 61", low, high)
-	}
+	low, high := interval(list)
+	kit.Check(t, low == 40 && high == 61, "interval of 1 to 100 = %v to %v, want 40 to 61", low, high)
 	if low, _ := interval(list[:5]); !math.IsNaN(low) {
 		t.Errorf("interval of five values begins at %v, want none", low)
 	}
@@ -228,9 +224,8 @@ func TestSpread(t *testing.T) {
 	table := table{base: "direct", rows: []row{{label: "path", metric: "m", ratio: "r", unit: inSeconds, spread: true}}}
 	f.set("m", 1)
 	table.add(roleOurs, f)
-	if got := rowOf(table.text(), "path"); !slices.Contains(got, "1.00x to 2.00x") {
-		t.Errorf("row %q, want the limits of the ratio", got)
-	}
+	got := rowOf(table.text(), "path")
+	kit.Check(t, slices.Contains(got, "1.00x to 2.00x"), "row %q, want the limits of the ratio", got)
 }
 
 func TestMedians(t *testing.T) {
@@ -271,9 +266,8 @@ func fetch[T any](t *testing.T, s *httptest.Server, path string) (into T, code i
 	r, err := s.Client().Get(s.URL + path)
 	kit.Need(t, err == nil, "GET %s: %v", path, err)
 	defer r.Body.Close()
-	if err := json.NewDecoder(r.Body).Decode(&into); err != nil {
-		t.Fatalf("GET %s: %v", path, err)
-	}
+	err = json.NewDecoder(r.Body).Decode(&into)
+	kit.Need(t, err == nil, "GET %s: %v", path, err)
 	return into, r.StatusCode
 }
 
@@ -293,13 +287,11 @@ func TestAPIServerLists(t *testing.T) {
 		cidrsPath: 200, nodesPath: 200, nodesPath + "/" + ownNode: 200, nodesPath + "/other": 404, "/api/v1/pods": 404,
 		servicesPath + "?watch=true&sendInitialEvents=true": 422,
 	} {
-		if _, code := fetch[map[string]any](t, s, path); code != want {
-			t.Errorf("GET %s: status %d, want %d", path, code, want)
-		}
+		_, code := fetch[map[string]any](t, s, path)
+		kit.Check(t, code == want, "GET %s: status %d, want %d", path, code, want)
 	}
-	if _, _, ok := api.whenDelivered(); ok {
-		t.Error("everything is delivered before anybody watches")
-	}
+	_, _, ok := api.whenDelivered()
+	kit.Check(t, !ok, "everything is delivered before anybody watches")
 }
 
 func TestAPIServerWatch(t *testing.T) {
@@ -314,9 +306,8 @@ func TestAPIServerWatch(t *testing.T) {
 		defer r.Body.Close()
 		watches = append(watches, r)
 	}
-	if _, cpu, ok := api.whenDelivered(); !ok || cpu != time.Second {
-		t.Errorf("whenDelivered = %s, %v, want 1s, true", cpu, ok)
-	}
+	_, cpu, ok := api.whenDelivered()
+	kit.Check(t, ok && cpu == time.Second, "whenDelivered = %s, %v, want 1s, true", cpu, ok)
 	send, err := api.update(newSlice(0, []int{5}))
 	kit.Need(t, err == nil, "update: %v", err)
 	send()
@@ -329,9 +320,8 @@ func TestAPIServerWatch(t *testing.T) {
 	kit.Must(t, json.Unmarshal(line, &got))
 	want := newSlice(0, []int{5})
 	want.ResourceVersion = "2"
-	if diff := cmp.Diff(want, &got.Object); diff != "" || got.Type != "MODIFIED" {
-		t.Errorf("event %s (-want +got):\n%s", got.Type, diff)
-	}
+	diff := cmp.Diff(want, &got.Object)
+	kit.Check(t, diff == "" && got.Type == "MODIFIED", "event %s (-want +got):\n%s", got.Type, diff)
 	api.forget()
 	if _, _, ok := api.whenDelivered(); ok {
 		t.Error("a client that has yet to come has everything")
@@ -520,16 +510,14 @@ func TestDocumentOfOthers(t *testing.T) {
 		if err := b.measure(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("measure with a document %q: %v, want an error with %q", text, err, want)
 		}
-		if now, err := os.ReadFile(path); err != nil || string(now) != text {
-			t.Errorf("the document became %q, %v", now, err)
-		}
+		now, err := os.ReadFile(path)
+		kit.Check(t, err == nil && string(now) == text, "the document became %q, %v", now, err)
 	}
 }
 
 func TestChosen(t *testing.T) {
-	if all, err := chosen(""); err != nil || len(all) != len(parts) {
-		t.Errorf("no name chooses %d of %d parts, %v", len(all), len(parts), err)
-	}
+	all, err := chosen("")
+	kit.Check(t, err == nil && len(all) == len(parts), "no name chooses %d of %d parts, %v", len(all), len(parts), err)
 	if one, err := chosen("iptables"); err != nil || len(one) != 1 || one[0].title != "Mode iptables" {
 		t.Errorf("iptables chooses %d parts, %v", len(one), err)
 	}

@@ -439,8 +439,7 @@ type meter struct {
 	cpu   time.Duration
 }
 
-func start() meter { return meter{time.Now(), ownCPU()} }
-
+func start() meter                              { return meter{time.Now(), ownCPU()} }
 func (m meter) stop() (wall, cpu time.Duration) { return time.Since(m.began), ownCPU() - m.cpu }
 
 func ownCPU() time.Duration {

@@ -43,9 +43,8 @@ func TestPrune(t *testing.T) {
 		"Touch does not say what exists")
 	kit.Must(t, Prune(dir, "kept"))
 	for name, want := range map[string]bool{"old": false, "used": true, "kept": true} {
-		if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != want {
-			t.Errorf("%s is kept: %t, want %t", name, err == nil, want)
-		}
+		_, err := os.Stat(filepath.Join(dir, name))
+		kit.Check(t, (err == nil) == want, "%s is kept: %t, want %t", name, err == nil, want)
 	}
 }
 
@@ -55,9 +54,8 @@ func TestMake(t *testing.T) {
 	path, made, waits := filepath.Join(t.TempDir(), "folder", "thing"), 0, make(chan struct{})
 	failure := errors.New("no space left")
 	err := Make(t.Context(), path, nil, func(part string) error { return errors.Join(failure, os.WriteFile(part, nil, 0o600)) })
-	if left, _ := filepath.Glob(path + "*"); !errors.Is(err, failure) || len(left) > 0 {
-		t.Errorf("a failure: %v, and it leaves %v", err, left)
-	}
+	left, _ := filepath.Glob(path + "*")
+	kit.Check(t, errors.Is(err, failure) && len(left) == 0, "a failure: %v, and it leaves %v", err, left)
 	if err := os.Mkdir(path+".part", 0o755); err != nil { // of a process that died
 		t.Fatal(err)
 	}
@@ -76,7 +74,6 @@ func TestMake(t *testing.T) {
 	old := time.Now().Add(-Lifetime - time.Hour)
 	folder := filepath.Dir(path)
 	err = errors.Join(os.Chtimes(folder, old, old), Make(t.Context(), path, nil, write), Prune(filepath.Dir(folder)))
-	if _, there := os.Stat(path); err != nil || there != nil {
-		t.Errorf("what is used: %v, %v", err, there)
-	}
+	_, there := os.Stat(path)
+	kit.Check(t, err == nil && there == nil, "what is used: %v, %v", err, there)
 }

@@ -462,11 +462,9 @@ func (p *printer) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-func (p *printer) good(text string) string { return p.paint("32", text) }
-func (p *printer) bad(text string) string  { return p.paint("1;31", text) }
-
-func (p *printer) heading(text string) { fmt.Fprintf(p.to, "\n%s\n", p.paint("1", text)) }
-
+func (p *printer) good(text string) string         { return p.paint("32", text) }
+func (p *printer) bad(text string) string          { return p.paint("1;31", text) }
+func (p *printer) heading(text string)             { fmt.Fprintf(p.to, "\n%s\n", p.paint("1", text)) }
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(p.to, format+"\n", args...) }
 
 // table prints rows in aligned columns. Colours may stand in the last column

@@ -103,9 +103,8 @@ func TestReadTable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "expected.txt")
 			kit.WriteFile(t, file, tc.text)
-			if _, err := readTable(file); err == nil || !strings.HasSuffix(err.Error(), tc.want) {
-				t.Errorf("error %v, want %s", err, tc.want)
-			}
+			_, err := readTable(file)
+			kit.Check(t, err != nil && strings.HasSuffix(err.Error(), tc.want), "error %v, want %s", err, tc.want)
 		})
 	}
 }

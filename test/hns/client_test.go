@@ -177,14 +177,12 @@ func TestFrames(t *testing.T) {
 	// These are the bytes that the DLL writes.
 	body := "HNSCall\x00\x000\x00GET\x00/globals/version\x00\x00"
 	frame := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
-	if _, err := c.conn.Write(frame); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.conn.Write(frame)
+	kit.Must(t, err)
 	want := "00000000\x000\x00" + `{"Success":true,"Output":{"Major":15,"Minor":5}}` + "\x00\x00"
 	got := make([]byte, 4+len(want))
-	if _, err := io.ReadFull(c.conn, got); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.ReadFull(c.conn, got)
+	kit.Must(t, err)
 	if n := binary.LittleEndian.Uint32(got); int(n) != len(want) || string(got[4:]) != want {
 		t.Errorf("reply of %d bytes %q, want %q", n, got[4:], want)
 	}
@@ -198,9 +196,8 @@ func TestFrames(t *testing.T) {
 		}
 		w.Close()
 	}()
-	if _, err := io.Copy(c.conn, r); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.Copy(c.conn, r)
+	kit.Must(t, err)
 	for range 3 {
 		if fields, err := readFrame(c.conn); err != nil || !slices.Equal(fields, []string{"00000000", "0", "[]", "", ""}) {
 			t.Fatalf("reply %q, %v", fields, err)
@@ -218,14 +215,12 @@ func TestUnusableFrames(t *testing.T) {
 		"handle of text": "\x0b\x00\x00\x00HcnOpen\x00\x00x",
 	} {
 		c := dial(t, s)
-		if _, err := c.conn.Write([]byte(bytes)); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := c.conn.Write([]byte(bytes))
+		kit.Check(t, err == nil, "%s: %v", name, err)
 		c.conn.Close()
 	}
-	if got := dial(t, s).call("HcnMakeCoffee", "", 0); got.Code != NotImplemented {
-		t.Errorf("unknown function: %v, want %v", got.Code, NotImplemented)
-	}
+	got := dial(t, s).call("HcnMakeCoffee", "", 0)
+	kit.Check(t, got.Code == NotImplemented, "unknown function: %v, want %v", got.Code, NotImplemented)
 }
 
 func TestErrorDocument(t *testing.T) {
@@ -241,16 +236,14 @@ func TestErrorDocument(t *testing.T) {
 func TestHandles(t *testing.T) {
 	w := newFixture(t, Options{})
 	h := w.must("HcnOpenEndpoint", w.pod, 0).Handle
-	if got := w.call("HcnQueryNetworkProperties", "", h, "{}"); got.Code != InvalidHandle {
-		t.Errorf("query of a network with an endpoint's handle: %v", got.Code)
-	}
+	got := w.call("HcnQueryNetworkProperties", "", h, "{}")
+	kit.Check(t, got.Code == InvalidHandle, "query of a network with an endpoint's handle: %v", got.Code)
 	kit.Must(t, w.Delete(Endpoint, w.pod))
 	if got := w.call("HcnQueryEndpointProperties", "", h, "{}"); got.Code != EndpointNotFound {
 		t.Errorf("query of what was deleted: %v", got.Code)
 	}
-	if n := w.Handles(); n != 1 {
-		t.Errorf("%d handles open, want 1", n)
-	}
+	n := w.Handles()
+	kit.Check(t, n == 1, "%d handles open, want 1", n)
 	w.must("HcnCloseEndpoint", "", h)
 	if n := w.Handles(); n != 0 {
 		t.Errorf("%d handles open, want none", n)
@@ -343,9 +336,8 @@ func TestAdmin(t *testing.T) {
 
 	c := dial(t, s)
 	kit.Equal(t, c.call("HcnEnumerateNetworks", "", 0).Code, ServerUnavailable, "the fault")
-	if got := post("/call", `{"Function":"HcnEnumerateLoadBalancers"}`); !strings.Contains(got, strings.ToUpper(lb)) {
-		t.Errorf("list through HTTP: %s", got)
-	}
+	got := post("/call", `{"Function":"HcnEnumerateLoadBalancers"}`)
+	kit.Check(t, strings.Contains(got, strings.ToUpper(lb)), "list through HTTP: %s", got)
 	post("/restart?keep=pods", "")
 	var state State
 	body, _ := ask(t, web.URL, "GET /state", "")
@@ -354,13 +346,11 @@ func TestAdmin(t *testing.T) {
 		t.Errorf("state %s", body)
 	}
 	post("/delete?kind=Endpoint&id="+pod, "")
-	if journal, _ := ask(t, web.URL, "GET /journal", ""); strings.Count(journal, `"By"`) != 4 {
-		t.Errorf("journal %s, want four entries", journal)
-	}
+	journal, _ := ask(t, web.URL, "GET /journal", "")
+	kit.Check(t, strings.Count(journal, `"By"`) == 4, "journal %s, want four entries", journal)
 	post("/reset", "")
-	if n := len(s.Objects(Network)); n != 0 {
-		t.Errorf("%d networks after the reset", n)
-	}
+	n := len(s.Objects(Network))
+	kit.Check(t, n == 0, "%d networks after the reset", n)
 }
 
 func TestAdminRefuses(t *testing.T) {

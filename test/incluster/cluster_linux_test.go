@@ -91,9 +91,8 @@ func newFixture(t *testing.T) *fixture {
 		Clients: []string{"customer", "control"},
 	})
 	for _, h := range w.webs(10) {
-		if _, err := h.Echo("", target); err != nil {
-			t.Fatal(err)
-		}
+		_, err := h.Echo("", target)
+		kit.Must(t, err)
 	}
 	w.api = cluster.Start(t, cluster.Options{
 		Host: w.Host("control"), Authorization: cluster.RBAC, Flags: []string{"--allow-privileged=true"},
@@ -145,9 +144,8 @@ func (w *fixture) run(t *testing.T, args ...string) *program.Proxy {
 func (w *fixture) cleanUp(t *testing.T) {
 	t.Helper()
 	t.Cleanup(func() {
-		if out, err := program.Run(t, w.Node, kubeProxy.Command("--cleanup")); err != nil {
-			t.Errorf("clean up: %v\n%s", err, out)
-		}
+		out, err := program.Run(t, w.Node, kubeProxy.Command("--cleanup"))
+		kit.Check(t, err == nil, "clean up: %v\n%s", err, out)
 	})
 }
 

@@ -121,9 +121,8 @@ func testChart(t *testing.T, w *fixture) {
 	w.acceptMonitoring(t)
 	for _, values := range acceptedValues(t) {
 		manifest := rendered(t, w, tool, values)
-		if err := errors.Join(w.api.Try(t.Context(), manifest), readable(manifest)); err != nil {
-			t.Errorf("values %s: %v", values, err)
-		}
+		err := errors.Join(w.api.Try(t.Context(), manifest), readable(manifest))
+		kit.Check(t, err == nil, "values %s: %v", values, err)
 	}
 	admin := w.kubeconfig(t, cluster.Login{})
 	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, tool, admin) })
@@ -187,9 +186,8 @@ func (w *fixture) configMap(t *testing.T, namespace, name, key, text string) {
 	_, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	kit.Need(t, err == nil || apierrors.IsAlreadyExists(err), "%v", err)
 	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: text}}
-	if _, err := client.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = client.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{})
+	kit.Must(t, err)
 }
 
 // kubeconfigOf returns the kubeconfig in the objects of the chart.
@@ -207,9 +205,8 @@ func kubeconfigOf(t *testing.T, manifest []byte) string {
 
 func testServer(t *testing.T, manifest []byte, want string) {
 	t.Helper()
-	if text := kubeconfigOf(t, manifest); !strings.Contains(text, `server: "`+want+`"`) {
-		t.Errorf("want the server %s in\n%s", want, text)
-	}
+	text := kubeconfigOf(t, manifest)
+	kit.Check(t, strings.Contains(text, `server: "`+want+`"`), "want the server %s in\n%s", want, text)
 }
 
 // testNoAddress installs the chart in a cluster in which it finds no address.
@@ -258,9 +255,8 @@ func deployment(t *testing.T, name string) []byte {
 func built(t *testing.T, dir string) []map[string]any {
 	t.Helper()
 	var k kustomization
-	if err := yaml.Unmarshal(read(t, dir, "kustomization.yaml"), &k); err != nil {
-		t.Fatalf("%s: %v", dir, err)
-	}
+	err := yaml.Unmarshal(read(t, dir, "kustomization.yaml"), &k)
+	kit.Need(t, err == nil, "%s: %v", dir, err)
 	kit.Check(t, k.GeneratorOptions.DisableNameSuffixHash,
 		"%s: names of ConfigMaps get a hash at their end, so no running proxy sees a change", dir)
 	all := documents(t, filepath.Join(dir, "objects.yaml"))
@@ -361,16 +357,14 @@ func testDeployment(t *testing.T, w *fixture) {
 // systems.
 func testWindowsDeployment(t *testing.T, w *fixture) {
 	for _, name := range []string{"windows", "mixed"} {
-		if err := w.api.Apply(t.Context(), deployment(t, name)); err != nil {
-			t.Fatalf("deployment %s: %v", name, err)
-		}
+		err := w.api.Apply(t.Context(), deployment(t, name))
+		kit.Need(t, err == nil, "deployment %s: %v", name, err)
 		spec, file := w.pods(t, "kubeproxy-windows", "localhost/kubeproxy:dev")
 		if o := spec.SecurityContext.WindowsOptions; o == nil || o.HostProcess == nil || !*o.HostProcess || !spec.HostNetwork || spec.NodeSelector[corev1.LabelOSStable] != "windows" {
 			t.Errorf("%s: pods are no HostProcess pods of Windows nodes: %+v", name, spec)
 		}
-		if text := w.validate(t, file, "windows"); strings.Contains(text, "note: ") {
-			t.Errorf("remarks on the configuration of %s: %s", name, text)
-		}
+		text := w.validate(t, file, "windows")
+		kit.Check(t, !strings.Contains(text, "note: "), "remarks on the configuration of %s: %s", name, text)
 	}
 	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	kit.Check(t, spec.NodeSelector[corev1.LabelOSStable] == "linux",
@@ -453,9 +447,8 @@ func testBeside(t *testing.T, w *fixture, tool, admin string) {
 	w.testAddonConfig(t)
 	// When kubeadm's ConfigMap goes, an upgrade keeps the address that is installed.
 	for _, m := range [][2]string{{system, "kube-proxy"}, {metav1.NamespacePublic, "cluster-info"}} {
-		if err := w.api.Client.CoreV1().ConfigMaps(m[0]).Delete(t.Context(), m[1], metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			t.Fatal(err)
-		}
+		err := w.api.Client.CoreV1().ConfigMaps(m[0]).Delete(t.Context(), m[1], metav1.DeleteOptions{})
+		kit.Need(t, err == nil || apierrors.IsNotFound(err), "%v", err)
 	}
 	testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.2:6443")
 }

@@ -5,10 +5,12 @@ package incluster
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -16,11 +18,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -31,6 +36,7 @@ import (
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/nftmonitor"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -103,9 +109,8 @@ func newTypist(t *testing.T, w *fixture) *typist {
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: of}}
 		pod.Spec.Containers = []corev1.Container{{Name: "proxy", Image: "localhost/proxy"}}
-		if _, err := w.api.Client.CoreV1().Pods(system).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.api.Client.CoreV1().Pods(system).Create(t.Context(), pod, metav1.CreateOptions{})
+		kit.Must(t, err)
 	}
 	return p
 }
@@ -150,18 +155,16 @@ func (p *typist) script(t *testing.T, b block) {
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(p.dir, "bin")+":"+os.Getenv("PATH"),
 		"HOME="+p.dir, "KUBECONFIG="+p.admin, "KUBECTL="+p.kubectl, "HELM="+p.helm, "UNTYPED="+filepath.Join(p.dir, "untyped"),
 		"HELM_CACHE_HOME="+p.dir, "HELM_CONFIG_HOME="+p.dir, "HELM_DATA_HOME="+p.dir)
-	if out, err := program.Run(t, p.Host("control"), cmd); err != nil {
-		t.Errorf("%s: %v\n%s\n%s", b.Section, err, b.Text, out)
-	}
+	out, err := program.Run(t, p.Host("control"), cmd)
+	kit.Check(t, err == nil, "%s: %v\n%s\n%s", b.Section, err, b.Text, out)
 }
 
 // file keeps a block that is no script: YAML, or JSON, under the name that the page gives it.
 func (p *typist) file(t *testing.T, b block) {
 	t.Helper()
 	var content map[string]any
-	if err := yaml.UnmarshalStrict([]byte(b.Text), &content); err != nil {
-		t.Errorf("%s: neither a command nor YAML: %v\n%s", b.Section, err, b.Text)
-	}
+	err := yaml.UnmarshalStrict([]byte(b.Text), &content)
+	kit.Check(t, err == nil, "%s: neither a command nor YAML: %v\n%s", b.Section, err, b.Text)
 	if names := namedFile.FindAllStringSubmatch(b.About, -1); names != nil {
 		p.write(t, names[len(names)-1][1], b.Text)
 	}
@@ -205,9 +208,8 @@ func (p *typist) typeDistributions(t *testing.T) {
 	page := string(read(t, "..", "..", "docs", "distributions.md"))
 	p.acceptControlPlanes(t)
 	// As EKS has it: the configuration is in a ConfigMap of its own.
-	if err := p.api.Client.CoreV1().ConfigMaps(system).Delete(t.Context(), "kube-proxy", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
+	err := p.api.Client.CoreV1().ConfigMaps(system).Delete(t.Context(), "kube-proxy", metav1.DeleteOptions{})
+	kit.Need(t, err == nil || apierrors.IsNotFound(err), "%v", err)
 	p.configMap(t, system, "kube-proxy", "kubeconfig", serverAt("https://192.0.2.5"))
 	all := kit.Blocks(page)
 	install := all[0]
@@ -274,9 +276,8 @@ func (p *typist) checkSettings(t *testing.T, b block) {
 			p.write(t, "settings.yaml", text)
 			file := filepath.Join(p.dir, "settings.yaml")
 			cmd := exec.Command(kubeProxy.Path, "config", "validate", "--os="+name, file)
-			if out, err := program.Run(t, p.Host("control"), cmd); err != nil {
-				t.Errorf("%s: settings of %s: %v\n%s\n%s", b.Section, m.Name, err, out, text)
-			}
+			out, err := program.Run(t, p.Host("control"), cmd)
+			kit.Check(t, err == nil, "%s: settings of %s: %v\n%s\n%s", b.Section, m.Name, err, out, text)
 		}
 	}
 }
@@ -290,9 +291,8 @@ func (p *typist) checkUntyped(t *testing.T) {
 	for line := range bytes.Lines(text) {
 		seen[strings.TrimSpace(string(line))] = true
 	}
-	if got := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, untyped) {
-		t.Errorf("not typed: %q, want %q", got, untyped)
-	}
+	got := slices.Sorted(maps.Keys(seen))
+	kit.Check(t, slices.Equal(got, untyped), "not typed: %q, want %q", got, untyped)
 	t.Logf("not typed, as they need the distribution: %s", strings.Join(untyped, ", "))
 }
 
@@ -313,9 +313,8 @@ func testExplain(t *testing.T, w *fixture) {
 	kit.Must(t, err)
 	defer func() {
 		now := int64(0)
-		if err := pods.Delete(t.Context(), "batch", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
-			t.Error(err)
-		}
+		err := pods.Delete(t.Context(), "batch", metav1.DeleteOptions{GracePeriodSeconds: &now})
+		kit.Check(t, err == nil, "%v", err)
 	}()
 	batch.Status.PodIPs = []corev1.PodIP{{IP: "10.244.2.77"}}
 	batch.Status.PodIP = "10.244.2.77"
@@ -474,9 +473,8 @@ func testRestart(t *testing.T, w *fixture) {
 		for _, f := range service.Families {
 			p.AwaitLog(t, `"Programmed"`, "nftables "+f.String(), "changed=false")
 		}
-		if now := program.Generation(t, w.Node); now != before {
-			t.Errorf("%s and started again, the proxy wrote the rules %d times", end.how, now-before)
-		}
+		now := program.Generation(t, w.Node)
+		kit.Check(t, now == before, "%s and started again, the proxy wrote the rules %d times", end.how, now-before)
 		w.awaitProgrammed(t)
 	}
 
@@ -490,5 +488,246 @@ func testRestart(t *testing.T, w *fixture) {
 	p = w.launch(t)
 	w.awaitProgrammed(t).Check(t, gone)
 	traffic.stop(t)
+	p.Stop(t)
+}
+
+const (
+	many    = 1000 // Services at once
+	sampled = 20   // Services that are checked endpoint by endpoint
+)
+
+// programmingTimes records the time of the kernel's last notification about each Service
+// address.
+type programmingTimes struct {
+	mu   sync.Mutex
+	last map[netip.Addr]time.Time
+}
+
+// observe searches a notification for the bytes of any address of ServiceCIDRv4.
+func (a *programmingTimes) observe(n nftmonitor.Event) {
+	if n.Kind != nftmonitor.NewElement {
+		return
+	}
+	cidr := prefix("10.96.0.0/12")
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for at := 0; ; at++ {
+		i := bytes.IndexByte(n.Data[at:], 10)
+		if at += i; i < 0 || at+4 > len(n.Data) {
+			return
+		}
+		if addr, _ := netip.AddrFromSlice(n.Data[at : at+4]); cidr.Contains(addr) {
+			a.last[addr] = n.At
+		}
+	}
+}
+
+// testMany creates a thousand Services of ten endpoints each, as fast as the API server
+// accepts them.
+func testMany(t *testing.T, w *fixture) {
+	p := w.start(t)
+	seen := &programmingTimes{last: map[netip.Addr]time.Time{}}
+	listener, err := nftmonitor.Listen(w.Node, seen.observe)
+	kit.Must(t, err)
+	defer listener.Close()
+	all, written := w.writeMany(t)
+	whole := w.awaitProgrammed(t)
+	now, peak := p.Memory(t)
+	t.Logf("the proxy used %s of CPU and has %d MB resident, at most %d MB", p.CPU(t), now>>20, peak>>20)
+	_, err = listener.Counts()
+	kit.Check(t, err == nil, "some notices were lost: %v", err)
+	seen.print(t, all, written)
+
+	for i, s := range all {
+		if i%(many/sampled) == 0 {
+			whole.Check(t, w.calls(t, s)[:1])
+		}
+	}
+	w.askAll(t, all)
+	w.clear(t)
+	w.awaitProgrammed(t)
+	p.Stop(t)
+}
+
+// writeMany writes Service after Service, each followed by its endpoints, and returns
+// when the API server had both.
+func (w *fixture) writeMany(t *testing.T) ([]*corev1.Service, map[string]time.Time) {
+	t.Helper()
+	var all []*corev1.Service
+	for i := range many {
+		all = append(all, newService(fmt.Sprintf("many-%d", i), func(s *corev1.Service) {
+			one := corev1.IPFamilyPolicySingleStack
+			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = &one, s.Spec.IPFamilies[:1]
+			s.Spec.Ports = s.Spec.Ports[:1]
+		}))
+	}
+	begin := time.Now()
+	written := map[string]time.Time{}
+	var mu sync.Mutex
+	var writers sync.WaitGroup
+	for part := range slices.Chunk(all, many/8) {
+		writers.Go(func() {
+			for _, s := range part {
+				err := w.api.Set(t.Context(), s)
+				if err == nil {
+					err = w.api.Set(t.Context(), newSlice(s.Name, service.IPv4, w.webs(10)...))
+				}
+				kit.Check(t, err == nil, "%v", err)
+				mu.Lock()
+				written[s.Name] = time.Now()
+				mu.Unlock()
+			}
+		})
+	}
+	writers.Wait()
+	t.Logf("%d Services with ten endpoints each were written in %s", many, time.Since(begin).Round(time.Millisecond))
+	return all, written
+}
+
+// print prints how long after the API server's response the kernel had the last rule of
+// each Service. The proxy may be faster than that response.
+func (a *programmingTimes) print(t *testing.T, all []*corev1.Service, written map[string]time.Time) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var took []time.Duration
+	for _, s := range all {
+		at, ok := a.last[netip.MustParseAddr(s.Spec.ClusterIP)]
+		if !ok {
+			t.Errorf("no element of %s at %s was heard of", s.Name, s.Spec.ClusterIP)
+			continue
+		}
+		took = append(took, at.Sub(written[s.Name]))
+	}
+	slices.Sort(took)
+	line := "from the API server's answer to the kernel:"
+	for _, q := range []int{0, 10, 50, 90, 99, 100} {
+		line += fmt.Sprintf("  p%d %s", q, took[q*(len(took)-1)/100].Round(100*time.Microsecond))
+	}
+	t.Log(line)
+}
+
+// askAll sends one request to every Service.
+func (w *fixture) askAll(t *testing.T, all []*corev1.Service) {
+	t.Helper()
+	for _, s := range all {
+		to := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), 80)
+		a, err := w.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: to})
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "%s at %s: %s, %v", s.Name, to, a.Outcome, err)
+	}
+}
+
+// awaitHealth waits for the HTTP status of /healthz and /livez.
+func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive int) {
+	t.Helper()
+	kit.Until(t, when+": health", func() bool {
+		return p.Status(t, program.HealthAddr, "/healthz") == eligible && p.Status(t, program.HealthAddr, "/livez") == alive
+	})
+}
+
+// testNode creates the own Node late, changes and deletes it. None of that stops traffic.
+func testNode(t *testing.T, w *fixture) {
+	here, there := newSlice("near", service.IPv4, w.webs(3)...), newSlice("near", service.IPv6, w.webs(3)...)
+	for _, s := range []*discoveryv1.EndpointSlice{here, there} {
+		for i := range s.Endpoints {
+			zone := []string{"east", "west", "west"}[i]
+			s.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+		}
+	}
+	near := newService("near", typed(corev1.ServiceTypeNodePort))
+	w.remove(t, node())
+	w.set(t, here, there, near)
+	p := w.launch(t)
+	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")
+	p.AwaitLog(t, `"Programmed"`, "nftables IPv6")
+	calls := w.calls(t, near)
+	w.awaitProgrammed(t).Check(t, calls)
+	awaitHealth(t, p, "no Node yet", http.StatusServiceUnavailable, http.StatusOK)
+
+	n := node()
+	w.set(t, n) // until then no NodePort answers
+	p.AwaitLog(t, `"The Node is known"`)
+	w.awaitProgrammed(t).Check(t, calls)
+	traffic := w.load(t, near)
+	for _, s := range []struct {
+		name     string
+		edit     func()
+		eligible int
+	}{
+		{"the Node comes", func() {}, http.StatusOK},
+		{"its zone comes", func() { n.Labels = map[string]string{corev1.LabelTopologyZone: "west"} }, http.StatusOK},
+		{"another zone", func() { n.Labels[corev1.LabelTopologyZone] = "east" }, http.StatusOK},
+		{"a zone without endpoints", func() { n.Labels[corev1.LabelTopologyZone] = "north" }, http.StatusOK},
+		{"it is to be removed", func() {
+			n.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
+		}, http.StatusServiceUnavailable},
+		{"it stays after all", func() { n.Spec.Taints = nil }, http.StatusOK},
+	} {
+		s.edit()
+		w.set(t, n)
+		w.awaitProgrammed(t).Check(t, calls)
+		awaitHealth(t, p, s.name, s.eligible, http.StatusOK)
+	}
+	w.remove(t, n)
+	awaitHealth(t, p, "it is gone", http.StatusServiceUnavailable, http.StatusOK)
+	w.awaitProgrammed(t).Check(t, calls)
+	w.set(t, node())
+	awaitHealth(t, p, "it is back", http.StatusOK, http.StatusOK)
+	traffic.stop(t)
+	p.Stop(t)
+}
+
+// testNodeAddress changes the address at which NodePorts answer.
+func testNodeAddress(t *testing.T, w *fixture) {
+	web := newService("web", typed(corev1.ServiceTypeNodePort))
+	w.set(t, append(endpoints("web", w.webs(3)...), web)...)
+	p := w.start(t)
+	second := netip.MustParseAddr("192.0.2.77")
+	kit.Must(t, w.Node.AddAddr(second))
+	calls := w.calls(t, web)
+	at, err := w.api.Client.CoreV1().Services(space).Get(t.Context(), web.Name, metav1.GetOptions{})
+	kit.Must(t, err)
+	moved := w.dial(calls[len(calls)-1], second.String(), at.Spec.Ports[0].NodePort, corev1.ProtocolTCP)
+	for i := range moved {
+		moved[i].ToNode, moved[i].Name = true, "NodePort at the new address"
+	}
+	w.awaitProgrammed(t).Check(t, moved) // no host has the address yet
+	n := node()
+	n.Status.Addresses[0].Address = second.String()
+	w.set(t, n)
+	w.awaitProgrammed(t).Check(t, append(calls, moved...))
+	kit.Must(t, w.Node.DelAddr(second))
+	p.Stop(t)
+}
+
+// testNodeCIDR identifies pods by the Node's podCIDRs, which cannot change. A Node with
+// other podCIDRs is another Node of the same name.
+func testNodeCIDR(t *testing.T, w *fixture) {
+	means := w.trackOptions
+	defer func() { w.trackOptions = means }()
+	w.trackOptions.Pods, w.trackOptions.PodsFromNode = service.LocalPods{}, true
+	web := newService("web")
+	w.set(t, append(endpoints("web", w.webs(3)...), web)...)
+	p := w.run(t, "--kubeconfig="+w.login, "--detect-local-mode=NodeCIDR")
+	calls := w.calls(t, web)
+	w.awaitProgrammed(t).Check(t, calls)
+	for _, cidrs := range [][]string{{"10.244.9.0/24", "fd00:10:244:9::/64"}, {"10.244.1.0/24", "fd00:10:244:1::/64"}} {
+		n := node()
+		n.Spec.PodCIDR, n.Spec.PodCIDRs = cidrs[0], cidrs
+		w.remove(t, n)
+		w.set(t, n)
+		w.awaitProgrammed(t).Check(t, calls)
+	}
+	p.Stop(t)
+}
+
+// testNodeName spells the name as a user may.
+func testNodeName(t *testing.T, w *fixture) {
+	p := w.start(t, "--hostname-override= NODE-A ")
+	awaitHealth(t, p, "the Node's name has small letters", http.StatusOK, http.StatusOK)
+	var about struct{ Node string }
+	if p.JSON(t, "/services", &about); about.Node != netlab.NodeName {
+		t.Errorf("node = %q, want %q", about.Node, netlab.NodeName)
+	}
 	p.Stop(t)
 }

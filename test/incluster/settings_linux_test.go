@@ -312,9 +312,8 @@ func hasProblem(t *testing.T, p *program.Proxy, path, field string) bool {
 	var answer struct {
 		Services []struct{ Problems []struct{ Field string } }
 	}
-	if err := json.Unmarshal(page.Body, &answer); err != nil {
-		t.Fatalf("%s: %v\n%s", path, err, page.Body)
-	}
+	err := json.Unmarshal(page.Body, &answer)
+	kit.Need(t, err == nil, "%s: %v\n%s", path, err, page.Body)
 	for _, s := range answer.Services {
 		for _, one := range s.Problems {
 			if field == "" || one.Field == field {
@@ -383,9 +382,8 @@ func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	p := w.start(t)
 	p.AwaitLog(t, `"Starting"`, `mode="ipvs"`, `modeFrom="the Node's annotation `+modeAnnotation+`"`)
 	awaitHealth(t, p, "all is programmed", http.StatusOK, http.StatusOK)
-	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "ipvs" {
-		t.Errorf("/proxyMode is %q, want ipvs", mode)
-	}
+	mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body)
+	kit.Check(t, mode == "ipvs", "/proxyMode is %q, want ipvs", mode)
 	kit.Until(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
 
 	web := newService("web")

@@ -120,9 +120,8 @@ func newClusterOf(t *testing.T, m mode, remotes ...string) *cluster {
 		Cgroups: c.accelerated, Unbound: prefixes("10.96.0.0/12", "fd00:10:96::/112"),
 	})
 	for _, name := range append([]string{"web-1", "web-2"}, remotes...) {
-		if _, err := c.Host(name).Echo("", target); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.Host(name).Echo("", target)
+		kit.Must(t, err)
 	}
 	c.setMode(t, m)
 	c.write(t, "node.yaml", program.Manifest[any](t, node()))

@@ -85,9 +85,8 @@ func (c *cluster) readDiagnosis(t *testing.T, cmd *exec.Cmd) diagnosis {
 func (c *cluster) shell(t *testing.T, command string) {
 	t.Helper()
 	cmd := program.With(exec.Command("sh", "-c", command), c.commands)
-	if out, err := program.Run(t, c.Node, cmd); err != nil {
-		t.Fatalf("%s: %v\n%s", command, err, out)
-	}
+	out, err := program.Run(t, c.Node, cmd)
+	kit.Need(t, err == nil, "%s: %v\n%s", command, err, out)
 }
 
 // harmful are the commands in advices that tests may run.
@@ -277,9 +276,8 @@ func TestDoctorBeforeTheStart(t *testing.T) {
 	})
 	c.mends(t, "other-proxy", func() { c.startNamesake(t) })
 	c.awaitSound(t)
-	if d := c.diagnose(t, "--cluster-cidr=10.1.0.0/16"); !d.has("pod-cidr") || d.Code != 1 {
-		t.Errorf("a cluster CIDR that does not hold the Node's is not found: %s", d)
-	}
+	d := c.diagnose(t, "--cluster-cidr=10.1.0.0/16")
+	kit.Check(t, d.has("pod-cidr") && d.Code == 1, "a cluster CIDR that does not hold the Node's is not found: %s", d)
 	if d := c.diagnose(t, "--hostname-override=nobody"); !d.has("node-unknown") || d.Code != 1 {
 		t.Errorf("an unknown Node is not found: %s", d)
 	}
@@ -394,9 +392,8 @@ func TestDoctorOfABridge(t *testing.T) {
 	c := newCluster(t, m)
 	const name = "net/bridge/bridge-nf-call-iptables"
 	if _, err := os.Stat("/proc/sys/" + name); err != nil { // nothing a test may load
-		if fix, _ := c.diagnose(t).find("br-netfilter"); !strings.HasPrefix(fix, "modprobe br_netfilter && ") {
-			t.Errorf("fix %q, want the module", fix)
-		}
+		fix, _ := c.diagnose(t).find("br-netfilter")
+		kit.Check(t, strings.HasPrefix(fix, "modprobe br_netfilter && "), "fix %q, want the module", fix)
 		return
 	}
 	c.set(t, name, "1")
@@ -414,9 +411,8 @@ func TestDoctorOfMarks(t *testing.T) {
 	c.start(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
 	found := func(want bool, args ...string) {
 		t.Helper()
-		if d := c.diagnose(t, args...); d.has("shared-mark") != want {
-			t.Errorf("%v: want shared-mark: %t, found %s", args, want, d)
-		}
+		d := c.diagnose(t, args...)
+		kit.Check(t, d.has("shared-mark") == want, "%v: want shared-mark: %t, found %s", args, want, d)
 	}
 	found(false, "--all-modes")
 	c.shell(t, "ip rule add not fwmark 51820 table 51820 && ip -6 rule add not fwmark 51820 table 51820")
@@ -476,9 +472,8 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 		c.start(t).Stop(t)
 		c.connectSome(t, web)
 		c.checkTracked(t, web, false)
-		if d := outside.diagnose(t, off); !d.has(left) {
-			t.Errorf("before %s: %s", flag, d)
-		}
+		d := outside.diagnose(t, off)
+		kit.Check(t, d.has(left), "before %s: %s", flag, d)
 		out := remove(flag)
 		if flag == "--cleanup" && strings.Count(out, `"Cleaned up" place="socket acceleration of `) != len(service.Families) {
 			t.Errorf("%s does not say what it removed:\n%s", flag, out)
@@ -546,9 +541,8 @@ func (c *pinned) diagnose(t *testing.T, args []string) diagnosis {
 
 func (c *pinned) shell(t *testing.T, command string) {
 	t.Helper()
-	if out, err := program.Run(t, c.Node, c.inside(program.With(exec.Command("sh", "-c", command), c.commands))); err != nil {
-		t.Fatalf("%s: %v\n%s", command, err, out)
-	}
+	out, err := program.Run(t, c.Node, c.inside(program.With(exec.Command("sh", "-c", command), c.commands)))
+	kit.Need(t, err == nil, "%s: %v\n%s", command, err, out)
 }
 
 // mends is that of a cluster, with flags of doctor. The finding has to say word.
@@ -601,9 +595,8 @@ func TestDoctorOfFullConntrack(t *testing.T) {
 
 	d := c.diagnose(t)
 	for id, want := range map[string]string{"conntrack-full": "sysctl -w net.netfilter.nf_conntrack_max=", "early-drop": "sysctl -w net.netfilter.nf_conntrack_max="} {
-		if fix, found := d.find(id); !found || !strings.HasPrefix(fix, want) {
-			t.Errorf("%s is not found, or fixed by %q: %s", id, fix, d)
-		}
+		fix, found := d.find(id)
+		kit.Check(t, found && strings.HasPrefix(fix, want), "%s is not found, or fixed by %q: %s", id, fix, d)
 	}
 	c.shell(t, "conntrack -F")
 	if d = c.diagnose(t); d.has("conntrack-full") || !d.has("early-drop") {
@@ -675,5 +668,57 @@ func TestDoctorInAContainer(t *testing.T) {
 		if d.has("xtables-lock") != want {
 			t.Errorf("after %q: found %v, want %v: %s", lock, !want, want, d)
 		}
+	}
+}
+
+// TestDoctorFollows shows that one rule of others that many Services suffer from is one finding,
+// that a mistake in objects is one of its own, and that a node which works has none.
+func TestDoctorFollows(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	c.start(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "api", number: 11}.on(c.Host("web-1")), app{name: "db", number: 12}.on(c.Host("web-3")))
+	c.awaitSound(t)
+	if d := c.diagnose(t); !strings.Contains(d.String(), "Name:packets to Services State:ok Note:to 3 Services from a pod, outside, the node") {
+		t.Fatalf("the check of packets: %s", d)
+	}
+
+	const table = "table inet corp { chain guard { type filter hook forward priority filter; ct status dnat tcp dport != 22 drop; }; }\n"
+	nft(t, c.Node, table)
+	d := c.diagnose(t)
+	f, found := d.finding("service-traffic")
+	kit.Need(t, found && d.Code == 1 && len(d.Findings) == 1, "with a rule that drops: %s", d)
+	for _, part := range []string{"chain guard", "drops packets to 3 of 3 Services (shop/api, shop/db, shop/web)", "from a pod, outside"} {
+		kit.Check(t, strings.Contains(f.What, part), "%q is not in %q", part, f.What)
+	}
+	kit.Check(t, strings.Contains(f.Advice, "look: nft -a list chain inet corp guard; ") && f.Fix == "",
+		"fix %q, advice %q", f.Fix, f.Advice)
+	_, command, _ := strings.Cut(f.Advice, "one connection of them: kube-proxy explain ")
+	code, out := c.ask(t, append([]string{"explain"}, strings.Fields(command)...)...)
+	kit.Check(t, code == 1 && strings.Contains(out, "chain guard"), "explain %s ends with %d:\n%s", command, code, out)
+	nft(t, c.Node, "delete table inet corp\n")
+	c.awaitSound(t)
+
+	web := c.Host("web-1")
+	nft(t, web, "table inet mute { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }\n")
+	kit.Until(t, "doctor to find that clients wait", func() bool {
+		_, err := program.Run(t, c.Host("shopper"), exec.Command("bash", "-c", "(for i in $(seq 60); do timeout 4 bash -c 'exec 3<>/dev/tcp/10.96.0.11/80' & sleep 0.1; done; wait) >/dev/null 2>&1 &"))
+		kit.Must(t, err)
+		d = c.diagnose(t)
+		return d.has("unanswered")
+	})
+	if f, _ := d.finding("unanswered"); !strings.Contains(f.What, " to shop/api") || !strings.Contains(f.Advice, c.Host("shopper").IPv4.String()+" 10.96.0.11:80 --probe") {
+		t.Errorf("%q, %q", f.What, f.Advice)
+	}
+	nft(t, web, "delete table inet mute\n")
+	c.shell(t, "conntrack -F 2>/dev/null")
+	c.awaitSound(t)
+
+	c.write(t, "wrong.yaml", []byte(`{apiVersion: v1, kind: Service, metadata: {name: wrong, namespace: shop}, spec: {clusterIP: 10.96.9.9, ports: [{name: web, port: 80}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: wrong-4, namespace: shop, labels: {kubernetes.io/service-name: wrong}}, addressType: IPv4, ports: [{name: http, port: 80}], endpoints: [{addresses: [10.244.1.11]}]}
+`))
+	kit.Until(t, "doctor to find the port", func() bool { d = c.diagnose(t); return d.has("port-mismatch") })
+	if f, _ := d.finding("port-mismatch"); f.What != "service shop/wrong: endpointslice wrong-4 ports: its ready endpoints are on port http/TCP, none named web/TCP" || d.Code != 1 {
+		t.Errorf("%q, exit code %d", f.What, d.Code)
 	}
 }

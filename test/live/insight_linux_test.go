@@ -177,9 +177,8 @@ func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	defer client.Close()
 	reaches := func(want string) {
 		t.Helper()
-		if a, err := client.Ask(t.Context()); err != nil || a.Backend != want {
-			t.Fatalf("%+v, %v; want an answer of %s", a, err, want)
-		}
+		a, err := client.Ask(t.Context())
+		kit.Need(t, err == nil && a.Backend == want, "%+v, %v; want an answer of %s", a, err, want)
 	}
 	reaches("web-3")
 	saved := c.sh(t, "conntrack -L -p udp --orig-port-src 5300 -o save 2>/dev/null\n")
@@ -195,16 +194,11 @@ func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	c.awaitProgrammed(t)
 }
 
-func TestExplain(t *testing.T) {
-	t.Parallel()
-	explains(t, defaultMode())
-}
+func TestExplain(t *testing.T) { withNFTables(t, explains) }
 
-func TestIPTablesExplain(t *testing.T) { eachVariant(t, explains) }
-
+func TestIPTablesExplain(t *testing.T)  { eachVariant(t, explains) }
 func TestUserspaceExplain(t *testing.T) { withUserspace(t, explains) }
-
-func TestIPVSExplain(t *testing.T) { withIPVS(t, explains) }
+func TestIPVSExplain(t *testing.T)      { withIPVS(t, explains) }
 
 // asked is a question, and what the answer must have.
 type asked struct {
@@ -360,16 +354,11 @@ func (c *cluster) explainAltered(t *testing.T, s shown) {
 	}
 }
 
-func TestExplainForeign(t *testing.T) {
-	t.Parallel()
-	explainsForeign(t, defaultMode())
-}
+func TestExplainForeign(t *testing.T) { withNFTables(t, explainsForeign) }
 
-func TestIPTablesExplainForeign(t *testing.T) { eachVariant(t, explainsForeign) }
-
+func TestIPTablesExplainForeign(t *testing.T)  { eachVariant(t, explainsForeign) }
 func TestUserspaceExplainForeign(t *testing.T) { withUserspace(t, explainsForeign) }
-
-func TestIPVSExplainForeign(t *testing.T) { withIPVS(t, explainsForeign) }
+func TestIPVSExplainForeign(t *testing.T)      { withIPVS(t, explainsForeign) }
 
 // othersRules are rules of others, what a client then gets, and what explain says. The
 // Service has one endpoint, on another node.
@@ -649,7 +638,6 @@ func TestStatusWatch(t *testing.T) {
 	c.save(t, web)
 	p.AwaitLog(t, "shop/web: port lines/tcp IPv4: endpoint 10.244.1.11:8080 is gone")
 	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGINT))
-	if err := p.Wait(t); err != nil {
-		t.Errorf("an interrupt ends it with %v, want exit code 0", err)
-	}
+	err := p.Wait(t)
+	kit.Check(t, err == nil, "an interrupt ends it with %v, want exit code 0", err)
 }

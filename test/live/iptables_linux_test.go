@@ -115,13 +115,10 @@ func (c *cluster) command(args ...string) *exec.Cmd {
 	return program.With(kubeProxy.Command(args...), c.commands)
 }
 
-func TestIPTablesEveryCell(t *testing.T) { eachVariant(t, everyCell) }
-
+func TestIPTablesEveryCell(t *testing.T)  { eachVariant(t, everyCell) }
 func TestIPTablesSecondDraw(t *testing.T) { eachVariant(t, secondDraw) }
-
-func TestIPTablesSCTP(t *testing.T) { eachVariant(t, everySCTPCell) }
-
-func TestIPTablesModes(t *testing.T) { eachVariant(t, everyMode) }
+func TestIPTablesSCTP(t *testing.T)       { eachVariant(t, everySCTPCell) }
+func TestIPTablesModes(t *testing.T)      { eachVariant(t, everyMode) }
 
 func TestIPTablesBridge(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
@@ -202,9 +199,8 @@ func hold(t *testing.T, lock string) (release func()) {
 	t.Cleanup(func() { f.Close() })
 	kit.Must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	return func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		err := f.Close()
+		kit.Check(t, err == nil, "%v", err)
 	}
 }
 
@@ -384,9 +380,8 @@ func TestIPTablesRepairsTampering(t *testing.T) {
 		kit.Same(t, "the rules are not as they were (-before +after)", rules, c.listing(t))
 		c.check(t, want, c.cells(c.clientHosts()[:1], web, sticky))
 		p.Stop(t)
-		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
-			t.Errorf("cleanup: %v\n%s", err, out)
-		}
+		out, err := program.Run(t, c.Node, c.command("--cleanup"))
+		kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 		// An empty table may also be missing.
 		kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listing(t))
 	})
@@ -440,9 +435,8 @@ func TestIPTablesRendered(t *testing.T) {
 		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
 		var text bytes.Buffer
 		cmd.Stdout = &text
-		if out, err := program.Run(t, c.Node, cmd); err != nil {
-			t.Fatalf("render: %v\n%s", err, out)
-		}
+		out, err := program.Run(t, c.Node, cmd)
+		kit.Need(t, err == nil, "render: %v\n%s", err, out)
 		four, six, found := strings.Cut(text.String(), "# for ip6tables-restore\n")
 		kit.Need(t, found, "no part for IPv6:\n%s", four)
 		for name, part := range map[string]string{"iptables-restore": four, "ip6tables-restore": six} {
@@ -648,9 +642,8 @@ func (c *cluster) refuseMatches(t *testing.T, matches ...string) {
 func checkAnswered(t *testing.T, calls []judge.Call) {
 	t.Helper()
 	for _, x := range calls {
-		if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Outcome != netlab.Answered {
-			t.Errorf("%s: %s, %v", x, a.Outcome, err)
-		}
+		a, err := x.From.Ask(t.Context(), x.Query())
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "%s: %s, %v", x, a.Outcome, err)
 	}
 }
 

@@ -76,8 +76,7 @@ func (c *cluster) useVariant(t *testing.T, variant string) {
 }
 
 func TestIPVSEveryCell(t *testing.T) { withIPVS(t, everyCell) }
-
-func TestIPVSModes(t *testing.T) { withIPVS(t, everyMode) }
+func TestIPVSModes(t *testing.T)     { withIPVS(t, everyMode) }
 
 func TestIPVSBridge(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
@@ -399,9 +398,8 @@ func TestIPVSRulesEnd(t *testing.T) {
 	c.remove(t, "gone.yaml")
 	want := c.awaitProgrammed(t)
 	c.check(t, want, c.cells(c.clientHosts(), web, empty, away, fenced))
-	if _, err := c.Node.Echo("", gone.nodePort()); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.Node.Echo("", gone.nodePort())
+	kit.Must(t, err)
 	for _, f := range service.Families {
 		for _, x := range c.dials([]*netlab.Host{c.Host("customer")}, gone, service.NodePort, f) {
 			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Backend != c.Node.Name {
@@ -429,9 +427,8 @@ func TestIPVSSwitchByReload(t *testing.T) {
 	for i, name := range []string{"ipvs", "iptables-nft", "ipvs", "nftables"} {
 		text := map[string]string{"ipvs": "mode: ipvs\n", "nftables": "mode: nftables\n", "iptables-nft": "mode: iptables\niptables: {localhostNodePorts: false}\n"}[name]
 		v.mount(t, fmt.Sprintf("..next-%d", i), text)
-		if err := p.Wait(t); err != nil {
-			t.Fatalf("the proxy ended with %v, want exit status 0", err)
-		}
+		err := p.Wait(t)
+		kit.Need(t, err == nil, "the proxy ended with %v, want exit status 0", err)
 		said := "Removed what an earlier service proxy left"
 		if c.mode.ipvs {
 			said = "takes no new connections from now on"
@@ -474,9 +471,8 @@ func TestIPVSCleanup(t *testing.T) {
 	)
 	kit.Same(t, "after a cleanup (-what others have +all)", theirs, c.listIPVS(t))
 	c.checkOnlyMode(t, "no mode")
-	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
-		t.Errorf("a second cleanup found something:\n%s", again)
-	}
+	again := c.cleanUp(t, "", 0)
+	kit.Check(t, !strings.Contains(again, "Cleaned up"), "a second cleanup found something:\n%s", again)
 }
 
 // sh runs a shell script on the node.
@@ -604,9 +600,8 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 	}
 	c.check(t, want, only(service.TCP, c.cells(c.clientHosts()[:1], web)))
 	lines.checkSameServer(t)
-	if r := load.Stop(); r.Lost() > 0 {
-		t.Errorf("load: %s", r)
-	}
+	r := load.Stop()
+	kit.Check(t, r.Lost() <= 0, "load: %s", r)
 	for _, o := range lines {
 		o.conn.Close()
 	}

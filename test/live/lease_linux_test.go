@@ -286,6 +286,22 @@ func modeNamed(name string) mode {
 	return switchableModes()[name]
 }
 
+// inModes runs test in each of modes.
+func inModes(t *testing.T, names []string, test func(*testing.T, mode)) {
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, modeNamed(name))
+		})
+	}
+}
+
+// withNFTables runs test in mode nftables.
+func withNFTables(t *testing.T, test func(*testing.T, mode)) {
+	t.Parallel()
+	test(t, defaultMode())
+}
+
 func twoProxies(t *testing.T, first, second string) {
 	c := newCluster(t, modeNamed(first))
 	one, two := c.Host("web-1"), c.Host("web-2")
@@ -311,12 +327,10 @@ func twoProxies(t *testing.T, first, second string) {
 	}
 	d.save(t, app{name: "late", number: 12}.on(two))
 	d.awaitReached(t, web, "web-2")
-	if n := rounds(reportOf(t, p, program.MetricsAddr)) - before; n != 0 {
-		t.Errorf("the first proxy did %d rounds while the second one programs the node", n)
-	}
-	if v, ok := p.Metric(t, "kubeproxy_standby"); !ok || v != 1 {
-		t.Errorf("kubeproxy_standby of the first = %v, %t, want 1", v, ok)
-	}
+	n := rounds(reportOf(t, p, program.MetricsAddr)) - before
+	kit.Check(t, n == 0, "the first proxy did %d rounds while the second one programs the node", n)
+	v, ok := p.Metric(t, "kubeproxy_standby")
+	kit.Check(t, ok && v == 1, "kubeproxy_standby of the first = %v, %t, want 1", v, ok)
 	if n := p.Log.Count("another service proxy programs this node"); n != 1 {
 		t.Errorf("said %d times that another proxy programs the node, want once", n)
 	}
@@ -331,9 +345,8 @@ func twoProxies(t *testing.T, first, second string) {
 		c.checkOnlyMode(t, first)
 	}
 	for i, l := range loads {
-		if r := l.Stop(); r.Lost() > 0 || r.Connections == 0 {
-			t.Errorf("load %d: %s", i, r)
-		}
+		r := l.Stop()
+		kit.Check(t, r.Lost() <= 0 && r.Connections != 0, "load %d: %s", i, r)
 	}
 	kit.Check(t, !p.Log.Has("Others had altered our rules") && !q.Log.Has("Others had altered our rules"),
 		"one took the other's rules for alterations of its own")
@@ -395,15 +408,13 @@ func TestScriptAgainstRules(t *testing.T) {
 	// come after its repair, and cause a round that finds nothing.
 	n := reportOf(t, p, program.MetricsAddr).Status["IPv4"].Rounds - before
 	took := time.Since(began)
-	if most := 2*int(took/time.Second) + 8; n > most {
-		t.Errorf("%d rounds for 63 changes by a script in %s, want %d at most", n, took, most)
-	}
+	most := 2*int(took/time.Second) + 8
+	kit.Check(t, n <= most, "%d rounds for 63 changes by a script in %s, want %d at most", n, took, most)
 	if n := p.Log.Count("Others had altered our rules", "nftables IPv4"); n > 12 {
 		t.Errorf("%d lines of the log about %d changes", n, deeds)
 	}
-	if v, ok := p.Metric(t, "kubeproxy_condition", "condition", "drift-IPv4"); !ok || v != 1 {
-		t.Errorf("kubeproxy_condition of drift-IPv4 = %v, %t, want 1", v, ok)
-	}
+	v, ok := p.Metric(t, "kubeproxy_condition", "condition", "drift-IPv4")
+	kit.Check(t, ok && v == 1, "kubeproxy_condition of drift-IPv4 = %v, %t, want 1", v, ok)
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 }
 
@@ -417,9 +428,8 @@ func TestCommandsWithRunningProxy(t *testing.T) {
 	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
 	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}} {
-		if out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...)); err != nil {
-			t.Errorf("%v beside a proxy: %v\n%s", args, err, out)
-		}
+		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
+		kit.Check(t, err == nil, "%v beside a proxy: %v\n%s", args, err, out)
 	}
 	rules := nft(t, c.Node, "list ruleset\n", "-a")
 	refused := fmt.Sprintf("clean up: nothing was removed: process %d ", p.Pid())
@@ -428,9 +438,8 @@ func TestCommandsWithRunningProxy(t *testing.T) {
 	}
 	kit.Same(t, "a cleanup beside a proxy (-before +after)", rules, nft(t, c.Node, "list ruleset\n", "-a"))
 	c.awaitSnapshot(t, want)
-	if r := reportOf(t, p, program.MetricsAddr); r.Standby != "" || r.Conditions["other-proxy"] != "" {
-		t.Errorf("commands count as proxies: %v", r.Conditions)
-	}
+	r := reportOf(t, p, program.MetricsAddr)
+	kit.Check(t, r.Standby == "" && r.Conditions["other-proxy"] == "", "commands count as proxies: %v", r.Conditions)
 }
 
 // While the Node is not known, no primary address answers NodePorts, but for those
@@ -516,9 +525,8 @@ func (c *cluster) stayOpen(t *testing.T, a app) {
 	t.Helper()
 	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); {
 		for _, f := range service.Families {
-			if got := c.askNodePort(t, a, f); got != netlab.Answered {
-				t.Fatalf("%s NodePort is %s while the Node is not known", f, got)
-			}
+			got := c.askNodePort(t, a, f)
+			kit.Need(t, got == netlab.Answered, "%s NodePort is %s while the Node is not known", f, got)
 		}
 	}
 }
@@ -535,12 +543,7 @@ spec: {cidrs: [10.96.0.0/12, "fd00:10:96::/112"]}
 // restart and in a cleanup.
 func TestNamedProxy(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"nftables", "iptables-nft", "iptables-legacy"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			namedProxy(t, modeNamed(name))
-		})
-	}
+	inModes(t, []string{"nftables", "iptables-nft", "iptables-legacy"}, namedProxy)
 }
 
 func namedProxy(t *testing.T, rest mode) {
@@ -568,9 +571,8 @@ func namedProxy(t *testing.T, rest mode) {
 		}
 		q.Stop(t)
 	}
-	if out, err := program.Run(t, c.Node, c.command("--cleanup", named)); err != nil {
-		t.Errorf("cleanup: %v\n%s", err, out)
-	}
+	out, err := program.Run(t, c.Node, c.command("--cleanup", named))
+	kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 	for table, there := range map[string]bool{nftables.UpstreamTable: true, nftables.TableOf("mesh"): false} {
 		if what := c.finds(t, nftables.Leftovers{Family: service.IPv4, Table: table}); (what != "") != there {
 			t.Errorf("after the named proxy's cleanup table %s: %q, want it there: %t", table, what, there)
@@ -644,8 +646,7 @@ func TestFallbackFromIPVS(t *testing.T) {
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
 	c.checkOnlyMode(t, "iptables-nft")
 	for _, f := range service.Families {
-		if n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-"+f.String()); n != 0 {
-			t.Errorf("%s: something is left of a mode that never ran", f)
-		}
+		n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-"+f.String())
+		kit.Check(t, n == 0, "%s: something is left of a mode that never ran", f)
 	}
 }

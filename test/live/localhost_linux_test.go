@@ -221,9 +221,8 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 		p = c.launch(t)
 		c.awaitLocalhost(t, web, netlab.Refused)
 		v.mount(t, "..on", open)
-		if err := p.Wait(t); err != nil {
-			t.Errorf("ended with %v", err)
-		}
+		err := p.Wait(t)
+		kit.Check(t, err == nil, "ended with %v", err)
 		c.launch(t)
 		c.awaitLocalhost(t, web, netlab.Answered)
 		lines.checkSameServer(t)
@@ -539,9 +538,8 @@ func awaitOutcome(t *testing.T, what string, from *netlab.Host, q netlab.Query, 
 
 func (c *cluster) run(t *testing.T, name string, args ...string) {
 	t.Helper()
-	if out, err := program.Run(t, c.Node, exec.Command(name, args...)); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
+	out, err := program.Run(t, c.Node, exec.Command(name, args...))
+	kit.Need(t, err == nil, "%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 }
 
 // TestRefusedAtOnce checks that a Service without endpoints, and a port without a
@@ -652,9 +650,8 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 			seen, missed = slices.Insert(seen, i, a.Backend), 0
 		}
 	}
-	if got := strings.Join(seen, " "); got != want {
-		t.Errorf("%s to %s: answered by %q, want %q", from.Name, to, got, want)
-	}
+	got := strings.Join(seen, " ")
+	kit.Check(t, got == want, "%s to %s: answered by %q, want %q", from.Name, to, got, want)
 }
 
 // TestTerminating checks that a terminating endpoint serves while no other one does. The

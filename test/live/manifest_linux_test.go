@@ -352,13 +352,11 @@ func TestRendered(t *testing.T) {
 	cmd := kubeProxy.Command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
 	var text bytes.Buffer
 	cmd.Stdout = &text
-	if out, err := program.Run(t, c.Node, cmd); err != nil {
-		t.Fatalf("render: %v\n%s", err, out)
-	}
+	out, err := program.Run(t, c.Node, cmd)
+	kit.Need(t, err == nil, "render: %v\n%s", err, out)
 	nft(t, c.Node, text.String(), "-c")
-	if left := strings.TrimSpace(nft(t, c.Node, "list ruleset\n")); left != "" {
-		t.Fatalf("checking installed something:\n%s", left)
-	}
+	left := strings.TrimSpace(nft(t, c.Node, "list ruleset\n"))
+	kit.Need(t, left == "", "checking installed something:\n%s", left)
 	nft(t, c.Node, text.String())
 	want := c.want(t)
 	c.check(t, want, c.cells(c.clientHosts(), apps...))

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/judge"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -52,10 +53,7 @@ func (c *cluster) matrix() []app {
 
 // TestEveryCell connects every kind of client to every kind of address, under every
 // policy, over every protocol, in both families.
-func TestEveryCell(t *testing.T) {
-	t.Parallel()
-	everyCell(t, defaultMode())
-}
+func TestEveryCell(t *testing.T) { withNFTables(t, everyCell) }
 
 func everyCell(t *testing.T, m mode) {
 	c := newCluster(t, m)
@@ -68,10 +66,7 @@ func everyCell(t *testing.T, m mode) {
 }
 
 // TestSCTP does the same over SCTP alone, on a kernel that has it.
-func TestSCTP(t *testing.T) {
-	t.Parallel()
-	everySCTPCell(t, defaultMode())
-}
+func TestSCTP(t *testing.T) { withNFTables(t, everySCTPCell) }
 
 func everySCTPCell(t *testing.T, m mode) {
 	if !netlab.SCTP() {
@@ -85,10 +80,7 @@ func everySCTPCell(t *testing.T, m mode) {
 
 // TestModes checks each way to identify pods, and masquerading of all traffic, in one
 // cluster whose proxy restarts with other flags.
-func TestModes(t *testing.T) {
-	t.Parallel()
-	everyMode(t, defaultMode())
-}
+func TestModes(t *testing.T) { withNFTables(t, everyMode) }
 
 // everyMode is for a cluster whose usual mode is m.
 func everyMode(t *testing.T, m mode) {
@@ -145,9 +137,8 @@ func (c *cluster) checkNodePorts(t *testing.T, want *service.Snapshot, a app) {
 			if h != c.Node && x.To.Addr().IsLoopback() {
 				continue
 			}
-			if err := c.judge(want).Try(t.Context(), x); err != nil {
-				t.Errorf("%s: %v", x, err)
-			}
+			err := c.judge(want).Try(t.Context(), x)
+			kit.Check(t, err == nil, "%s: %v", x, err)
 		}
 	}
 }
@@ -211,9 +202,8 @@ func (c *cluster) check(t *testing.T, want *service.Snapshot, cells []judge.Call
 	j := c.judge(want)
 	before := c.kernel.Taken(t)
 	j.Check(t, cells)
-	if made, taken := j.Taken.Load(), c.kernel.Taken(t)-before; taken < made {
-		t.Errorf("%d connections were taken at connect, want at least %d", taken, made)
-	}
+	made, taken := j.Taken.Load(), c.kernel.Taken(t)-before
+	kit.Check(t, taken >= made, "%d connections were taken at connect, want at least %d", taken, made)
 }
 
 func (c *cluster) judge(want *service.Snapshot) judge.Judge {
@@ -372,9 +362,8 @@ func TestAffinityWithServerThatLeaves(t *testing.T) {
 	gone := h.server[h.addrs[0]]
 	c.awaitProgrammed(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
 	kit.Until(t, "every client of the server moves", func() bool { return h.allMovedFrom(t, gone) })
-	if moved := h.movedClients(t); len(moved) > 0 {
-		t.Errorf("moved once more: %v", moved)
-	}
+	moved := h.movedClients(t)
+	kit.Check(t, len(moved) == 0, "moved once more: %v", moved)
 	c.awaitProgrammed(t, web)
 	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved because somebody came: %v", moved)
@@ -494,16 +483,11 @@ func TestUDPFollowsPolicy(t *testing.T) {
 // that received one would reset a connection that it does not know, and the endpoint
 // would take that reset for its own connection, see kubernetes/kubernetes#74839.
 // Kubernetes' own test sends such a packet, too.
-func TestPacketsOutsideOfTheWindow(t *testing.T) {
-	t.Parallel()
-	outsideOfTheWindow(t, defaultMode())
-}
+func TestPacketsOutsideOfTheWindow(t *testing.T) { withNFTables(t, outsideOfTheWindow) }
 
-func TestIPTablesPacketsOutsideOfTheWindow(t *testing.T) { eachVariant(t, outsideOfTheWindow) }
-
+func TestIPTablesPacketsOutsideOfTheWindow(t *testing.T)  { eachVariant(t, outsideOfTheWindow) }
 func TestUserspacePacketsOutsideOfTheWindow(t *testing.T) { withUserspace(t, outsideOfTheWindow) }
-
-func TestIPVSPacketsOutsideOfTheWindow(t *testing.T) { withIPVS(t, outsideOfTheWindow) }
+func TestIPVSPacketsOutsideOfTheWindow(t *testing.T)      { withIPVS(t, outsideOfTheWindow) }
 
 func outsideOfTheWindow(t *testing.T, m mode) {
 	c := newCluster(t, m)
@@ -636,4 +620,82 @@ func (x segment) outOfWindow() []byte {
 	}
 	binary.BigEndian.PutUint16(b[16:], ^uint16(sum))
 	return b
+}
+
+// way is how a client reaches a Service through an ingress node.
+type way struct {
+	kind   service.Kind
+	family service.Family
+	proto  string
+}
+
+func ways() (all []way) {
+	for _, k := range []service.Kind{service.LoadBalancerIP, service.NodePort} {
+		for _, f := range service.Families {
+			all = append(all, way{k, f, "tcp"}, way{k, f, "udp"})
+		}
+	}
+	return all
+}
+
+// selected returns the endpoints that client ports get, by way and port.
+func (c *cluster) selected(t *testing.T, web app, ports int) map[way][]string {
+	t.Helper()
+	all := map[way][]string{}
+	for _, w := range ways() {
+		for i := range ports {
+			from := netip.AddrPortFrom(netip.Addr{}, uint16(40000+1000*int(w.kind)+i))
+			a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: w.proto, To: web.at(w.kind, w.family), From: from})
+			if err != nil || a.Outcome != netlab.Answered {
+				t.Fatalf("%v from port %d: %s, %v", w, from.Port(), a.Outcome, err)
+			}
+			all[w] = append(all[w], a.Backend)
+		}
+	}
+	return all
+}
+
+// TestConsistentSelection has two nodes learn of the same endpoints in different orders. They
+// select the same ones for the same client ports, and few others when one leaves.
+func TestConsistentSelection(t *testing.T) {
+	t.Parallel()
+	const ports = 200
+	m := defaultMode()
+	m.plain = true
+	nodes := [2]*cluster{newCluster(t, m), newCluster(t, m)}
+	web := app{name: "web", number: 10, selection: track.SelectConsistent}
+	var before [2]map[way][]string
+	for i, c := range nodes {
+		all := c.webs()
+		first := web.on(all...)
+		if i == 1 { // another past, and other slots in tables that depend on it
+			first = web.on(all[3], all[1])
+		}
+		c.start(t, first)
+		if i == 1 {
+			c.awaitProgrammed(t, web.on(all[1]))
+			c.awaitProgrammed(t, web.on(all[3], all[2], all[1], all[0]))
+		}
+		before[i] = c.selected(t, web, ports)
+	}
+	for w, one := range before[0] {
+		if !slices.Equal(one, before[1][w]) {
+			t.Errorf("%v: the nodes select\n%v\n%v", w, one, before[1][w])
+		}
+		k := slices.Compact(slices.Sorted(slices.Values(one)))
+		kit.Check(t, len(k) == len(web.on(nodes[0].webs()...).pods), "%v: only %v are selected", w, k)
+	}
+	c := nodes[0]
+	c.awaitProgrammed(t, web.on(c.webs()[:3]...))
+	for w, after := range c.selected(t, web, ports) {
+		moved := 0
+		for i, was := range before[0][w] {
+			if was != after[i] && was != "web-4" {
+				moved++
+			}
+		}
+		if t.Logf("%v: %d of %d connections moved from endpoints that stay", w, moved, ports); moved > ports*2/100 {
+			t.Errorf("%v: %d of %d connections moved from endpoints that stay", w, moved, ports)
+		}
+	}
 }

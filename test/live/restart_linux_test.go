@@ -57,9 +57,8 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	lines.checkSameServer(t)
 	packets.checkSameServer(t)
 	kit.Check(t, !p.Log.Has("Removed stale flows"), "flows were removed at the start")
-	if moved := home.movedClients(t); len(moved) > 0 {
-		t.Errorf("clients were forgotten: %v", moved)
-	}
+	moved := home.movedClients(t)
+	kit.Check(t, len(moved) == 0, "clients were forgotten: %v", moved)
 	kit.Same(t, "the rules changed (-before +after)", before, rules(c))
 }
 
@@ -306,9 +305,8 @@ func TestRollout(t *testing.T) {
 		}
 	}
 	for i, l := range loads {
-		if r := l.Stop(); r.Lost() > 0 || r.Connections == 0 {
-			t.Errorf("load %d: %s", i, r)
-		}
+		r := l.Stop()
+		kit.Check(t, r.Lost() <= 0 && r.Connections != 0, "load %d: %s", i, r)
 	}
 	p.Stop(t)
 }
@@ -391,12 +389,10 @@ func TestReload(t *testing.T) {
 	kit.Until(t, "the health server at its new address", func() bool {
 		return p.Status(t, program.HealthAddr, "/healthz") == http.StatusOK && p.Status(t, "192.0.2.10:10256", "/healthz") == 0
 	})
-	if report := load.Stop(); report.Lost() > 0 {
-		t.Errorf("connections were lost meanwhile: %s", report)
-	}
-	if n, _ := p.Metric(t, "kubeproxy_config_reloads_total", "result", "applied"); n != 2 {
-		t.Errorf("%v reloads are counted, want 2", n)
-	}
+	report := load.Stop()
+	kit.Check(t, report.Lost() <= 0, "connections were lost meanwhile: %s", report)
+	n, _ := p.Metric(t, "kubeproxy_config_reloads_total", "result", "applied")
+	kit.Check(t, n == 2, "%v reloads are counted, want 2", n)
 	var shown struct {
 		Config struct {
 			NFTables struct{ MasqueradeAll bool }
@@ -438,9 +434,8 @@ func TestReloadBadFile(t *testing.T) {
 		page := p.Fetch(t, program.HealthAddr, "/healthz")
 		kit.Check(t, page.Status == http.StatusOK && strings.Contains(string(page.Body), tc.said[0]),
 			"%s: health is %d, %s; want 200 and the reason", tc.name, page.Status, page.Body)
-		if n, _ := p.Metric(t, "kubeproxy_config_reloads_total", "result", "rejected"); n != float64(i+1) {
-			t.Errorf("%s: %v rejections are counted, want %d", tc.name, n, i+1)
-		}
+		n, _ := p.Metric(t, "kubeproxy_config_reloads_total", "result", "rejected")
+		kit.Check(t, n == float64(i+1), "%s: %v rejections are counted, want %d", tc.name, n, i+1)
 	}
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	put("# good again\nnodePortAddresses: [10.244.1.0/24]\n")
@@ -450,12 +445,10 @@ func TestReloadBadFile(t *testing.T) {
 	if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "configuration") {
 		t.Errorf("the condition stays: %s", page.Body)
 	}
-	if n, _ := p.Metric(t, "kubeproxy_config_last_reload_successful"); n != 1 {
-		t.Errorf("the last reload counts as %v, want 1", n)
-	}
-	if now := program.Generation(t, c.Node); now != rules {
-		t.Errorf("the rules were written %d times", now-rules)
-	}
+	n, _ := p.Metric(t, "kubeproxy_config_last_reload_successful")
+	kit.Check(t, n == 1, "the last reload counts as %v, want 1", n)
+	now := program.Generation(t, c.Node)
+	kit.Check(t, now == rules, "the rules were written %d times", now-rules)
 	p.Stop(t)
 }
 
@@ -471,9 +464,8 @@ func TestReloadByRestart(t *testing.T) {
 	want := c.awaitProgrammed(t)
 	lines, rules := c.converse(t, "tcp", web, 1), program.Generation(t, c.Node)
 	v.mount(t, "..second", "bindAddress: 192.0.2.10\nnodePortAddresses: [192.0.2.10/32, 2001:db8:2::10/128]\n")
-	if err := p.Wait(t); err != nil {
-		t.Fatalf("the proxy ended with %v, want exit status 0", err)
-	}
+	err := p.Wait(t)
+	kit.Need(t, err == nil, "the proxy ended with %v, want exit status 0", err)
 	kit.Check(t, p.Log.Has("only a new process can apply", "bindAddress") && p.Log.Has("the rules stay in force"),
 		"the log does not say why the proxy ended")
 	lines.checkSameServer(t)
@@ -511,9 +503,8 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 	r, w, err := os.Pipe()
 	kit.Must(t, err)
 	defer r.Close()
-	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
-		t.Fatal(err)
-	}
+	_, err = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096)
+	kit.Must(t, err)
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms", "-v=9"}, c.mode.flags...)...)
 	cmd.Stderr, cmd.Stdout = w, w
 	ended := startOnNode(t, c, cmd)
@@ -539,9 +530,8 @@ func TestLogWithoutReader(t *testing.T) {
 			cmd.Stderr, cmd.Stdout = w, w
 			ended := startOnNode(t, c, cmd)
 			w.Close()
-			if _, err := r.Read(make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			_, err = r.Read(make([]byte, 1))
+			kit.Must(t, err)
 			r.Close()
 			for i := range 5 {
 				c.awaitProgrammed(t, app{name: "web", number: 10 + i}.on(c.webs()...))

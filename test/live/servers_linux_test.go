@@ -133,9 +133,8 @@ func TestServersUnderFlood(t *testing.T) {
 			quiet := c.changeTimes(t, "quiet", changes)
 			all := openConns{host: c.Node}
 			all.openTotal(t, total)
-			if n := files(t, p); n > most-64 {
-				t.Errorf("%d files are open of %d", n, most)
-			}
+			n := files(t, p)
+			kit.Check(t, n <= most-64, "%d files are open of %d", n, most)
 			slowest := quiet + quiet/10 + 5*time.Millisecond
 			busy := c.changeTimes(t, "busy", changes)
 			for try := 0; kit.Nightly() && busy > slowest && try < 3; try++ { // the machine may have much else to do
@@ -144,9 +143,8 @@ func TestServersUnderFlood(t *testing.T) {
 			kit.Check(t, !kit.Nightly() || busy <= slowest,
 				"half of %d changes took more than %s, want at most %s", changes, busy, slowest)
 			t.Logf("half of %d changes took less than %s alone, and than %s under %d hostile connections", changes, quiet, busy, total)
-			if s := p.Status(t, program.HealthAddr, "/healthz"); s != http.StatusOK {
-				t.Errorf("/healthz answers %d", s)
-			}
+			s := p.Status(t, program.HealthAddr, "/healthz")
+			kit.Check(t, s == http.StatusOK, "/healthz answers %d", s)
 			if s := p.Status(t, program.MetricsAddr, "/services"); s != http.StatusOK {
 				t.Errorf("/services answers %d", s)
 			}
@@ -371,8 +369,7 @@ func TestTraffic(t *testing.T) {
 }
 
 func TestIPTablesTraffic(t *testing.T) { eachVariant(t, countTraffic) }
-
-func TestIPVSTraffic(t *testing.T) { withIPVS(t, countTraffic) }
+func TestIPVSTraffic(t *testing.T)     { withIPVS(t, countTraffic) }
 
 // TestTrafficUncounted checks that kube-proxy top says how to have traffic counted.
 func TestTrafficUncounted(t *testing.T) {
@@ -406,9 +403,8 @@ func (c *cluster) carried(t *testing.T) (*trafficview.Answer, counts) {
 	t.Helper()
 	var a trafficview.Answer
 	code, out := c.top(t, "-o=json", "shop/web")
-	if err := json.Unmarshal([]byte(out), &a); err != nil || code != 0 {
-		t.Fatalf("exit %d, %v:\n%s", code, err, out)
-	}
+	err := json.Unmarshal([]byte(out), &a)
+	kit.Need(t, err == nil && code == 0, "exit %d, %v:\n%s", code, err, out)
 	n := counts{}
 	for _, s := range a.Services {
 		for _, e := range s.Endpoints {
@@ -568,9 +564,8 @@ func TestSocketAcceleration(t *testing.T) {
 	start(args).Stop(t)
 	out, err := program.Run(t, c.Node, inside(c.command("--cleanup", "--v=0")))
 	for _, f := range service.Families {
-		if want := `place="socket acceleration of ` + f.String() + `" removed=`; err != nil || !strings.Contains(out, want) {
-			t.Errorf("%v: no %s in\n%s", err, want, out)
-		}
+		want := `place="socket acceleration of ` + f.String() + `" removed=`
+		kit.Check(t, err == nil && strings.Contains(out, want), "%v: no %s in\n%s", err, want, out)
 	}
 }
 
@@ -607,9 +602,8 @@ func (c *cluster) expectAcceleratedDiff(t *testing.T, inside func(*exec.Cmd) *ex
 	cmd = inside(cmd)
 	out, err := program.Run(t, c.Node, cmd)
 	kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
-	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(out, want) {
-		t.Errorf("exit %d, want %d with %q:\n%s", got, code, want, out)
-	}
+	got := cmd.ProcessState.ExitCode()
+	kit.Check(t, got == code && strings.Contains(out, want), "exit %d, want %d with %q:\n%s", got, code, want, out)
 }
 
 // connectSome makes ten connections from the node in each family.
@@ -618,9 +612,8 @@ func (c *cluster) connectSome(t *testing.T, a app) {
 	for _, f := range service.Families {
 		for range 10 {
 			q := netlab.Query{Proto: "tcp", Unbound: true, To: a.at(service.ClusterIP, f)}
-			if answer, err := c.Node.Ask(t.Context(), q); err != nil || answer.Outcome != netlab.Answered {
-				t.Fatalf("%s: %v, %v", q.To, answer.Outcome, err)
-			}
+			answer, err := c.Node.Ask(t.Context(), q)
+			kit.Need(t, err == nil && answer.Outcome == netlab.Answered, "%s: %v, %v", q.To, answer.Outcome, err)
 		}
 	}
 }
@@ -632,9 +625,8 @@ func (c *cluster) checkAccelerated(t *testing.T, p *program.Proxy, a app) {
 	c.checkTracked(t, a, false)
 	page := string(p.Fetch(t, program.MetricsAddr, "/metrics").Body)
 	for _, f := range service.Families {
-		if want := fmt.Sprintf("kubeproxy_socket_acceleration_connections_total{ip_family=%q} 10\n", f); !strings.Contains(page, want) {
-			t.Errorf("the metrics lack %s", want)
-		}
+		want := fmt.Sprintf("kubeproxy_socket_acceleration_connections_total{ip_family=%q} 10\n", f)
+		kit.Check(t, strings.Contains(page, want), "the metrics lack %s", want)
 	}
 }
 
@@ -646,8 +638,7 @@ func (c *cluster) checkTracked(t *testing.T, a app, want bool) {
 		cmd := exec.Command("conntrack", "-L", "-f", strings.ToLower(f.String()), "-p", "tcp", "--orig-dst", dst.String())
 		out, err := program.Run(t, c.Node, cmd)
 		kit.Must(t, err)
-		if got := strings.Contains(out, "dst="); got != want {
-			t.Errorf("connections to %s are tracked: %v, want %v\n%s", dst, got, want, out)
-		}
+		got := strings.Contains(out, "dst=")
+		kit.Check(t, got == want, "connections to %s are tracked: %v, want %v\n%s", dst, got, want, out)
 	}
 }

@@ -135,9 +135,8 @@ type load struct {
 func lossless(t *testing.T, loads []load, less ...service.Protocol) {
 	t.Helper()
 	for _, l := range loads {
-		if r := l.Stop(); r.Lost() > 0 && !slices.Contains(less, l.call.Proto) {
-			t.Errorf("%s: %s", l.call, r)
-		}
+		r := l.Stop()
+		kit.Check(t, r.Lost() <= 0 || slices.Contains(less, l.call.Proto), "%s: %s", l.call, r)
 	}
 }
 
@@ -224,9 +223,8 @@ func (c *cluster) startWithLeftovers(t *testing.T, dir string) *program.Proxy {
 		page := p.Fetch(t, program.HealthAddr, "/healthz")
 		return page.Status == 200 && strings.Contains(string(page.Body), "an earlier service proxy left rules in iptables-legacy")
 	})
-	if n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-IPv4"); n != 1 {
-		t.Errorf("the condition is %v as a metric, want 1", n)
-	}
+	n, _ := p.Metric(t, "kubeproxy_condition", "condition", "leftovers-IPv4")
+	kit.Check(t, n == 1, "the condition is %v as a metric, want 1", n)
 	return p
 }
 
@@ -282,9 +280,8 @@ func TestSwitchByReload(t *testing.T) {
 	v.mount(t, "..second", "mode: nftables\n")
 	p.AwaitLog(t, "means the same")
 	v.mount(t, "..third", "mode: iptables\niptables: {localhostNodePorts: false}\n")
-	if err := p.Wait(t); err != nil {
-		t.Fatalf("the proxy ended with %v, want exit status 0", err)
-	}
+	err := p.Wait(t)
+	kit.Need(t, err == nil, "the proxy ended with %v, want exit status 0", err)
 	m := switchableModes()["iptables-nft"]
 	m.flags = append(defaultMode().flags, "--config="+path)
 	c.setMode(t, m)
@@ -313,12 +310,10 @@ func TestCleanup(t *testing.T) {
 	}
 	kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listAllRules(t))
 	c.checkOnlyMode(t, "no mode")
-	if lists := c.recentLists(t); len(lists) > 0 {
-		t.Errorf("lists of clients are left: %q", lists)
-	}
-	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
-		t.Errorf("a second cleanup found something:\n%s", again)
-	}
+	lists := c.recentLists(t)
+	kit.Check(t, len(lists) == 0, "lists of clients are left: %q", lists)
+	again := c.cleanUp(t, "", 0)
+	kit.Check(t, !strings.Contains(again, "Cleaned up"), "a second cleanup found something:\n%s", again)
 }
 
 // TestCleanupWithoutCommands checks that a cleanup without the iptables commands removes
@@ -381,9 +376,8 @@ func (c *cluster) installLeftovers(t *testing.T) {
 		c.restore(t, service.IPv4, m.iptables, four)
 		c.restore(t, service.IPv6, m.iptables, six)
 	}
-	if lists := c.recentLists(t); len(lists) == 0 {
-		t.Fatal("there are no lists of clients")
-	}
+	lists := c.recentLists(t)
+	kit.Need(t, len(lists) != 0, "there are no lists of clients")
 }
 
 // installNFTables installs our tables without the program, which would remove the rules
@@ -427,9 +421,8 @@ func (c *cluster) cleanUp(t *testing.T, path string, exit int) string {
 		cmd.Env = append(os.Environ(), "PATH="+path)
 	}
 	out, err := program.Run(t, c.Node, cmd)
-	if got := cmd.ProcessState.ExitCode(); got != exit {
-		t.Errorf("cleanup: %v, want exit status %d\n%s", err, exit, out)
-	}
+	got := cmd.ProcessState.ExitCode()
+	kit.Check(t, got == exit, "cleanup: %v, want exit status %d\n%s", err, exit, out)
 	return out
 }
 
@@ -486,10 +479,8 @@ func (x change) text(t *testing.T) []byte {
 // TestChangesUnderLoad changes a Service in every way. As long as it has an endpoint, no
 // connection may be refused or lost. A UDP datagram may be lost if its endpoint is
 // removed before it answers, so UDP has tests of its own.
-func TestChangesUnderLoad(t *testing.T) { withoutIPVS(t, changesUnderLoad) }
-
-func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
-
+func TestChangesUnderLoad(t *testing.T)          { withoutIPVS(t, changesUnderLoad) }
+func TestIPVSChangesUnderLoad(t *testing.T)      { withIPVS(t, changesUnderLoad) }
 func TestUserspaceChangesUnderLoad(t *testing.T) { withUserspace(t, changesUnderLoad) }
 
 func changesUnderLoad(t *testing.T, m mode) {

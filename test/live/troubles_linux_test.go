@@ -247,17 +247,14 @@ func TestTroubles(t *testing.T) {
 		by := strings.ReplaceAll(strings.ReplaceAll(x.tells, " ", ", "), "probe", "explain --probe")
 		rows = append(rows, []string{x.name, by, cmp.Or(strings.ReplaceAll(x.modes, " ", ", "), "all")})
 	}
-	if table := kit.Table(rows); !strings.Contains(string(kit.ReadFile(t, insightPage)), table) {
-		t.Errorf("%s lacks\n%s", insightPage, table)
-	}
+	table := kit.Table(rows)
+	kit.Check(t, strings.Contains(string(kit.ReadFile(t, insightPage)), table), "%s lacks\n%s", insightPage, table)
 	troublesIn(t, defaultMode())
 }
 
-func TestIPTablesTroubles(t *testing.T) { eachVariant(t, troublesIn) }
-
+func TestIPTablesTroubles(t *testing.T)  { eachVariant(t, troublesIn) }
 func TestUserspaceTroubles(t *testing.T) { withUserspace(t, troublesIn) }
-
-func TestIPVSTroubles(t *testing.T) { withIPVS(t, troublesIn) }
+func TestIPVSTroubles(t *testing.T)      { withIPVS(t, troublesIn) }
 
 func troublesIn(t *testing.T, m mode) {
 	m.plain = true

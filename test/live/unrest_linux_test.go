@@ -50,12 +50,7 @@ func (c *cluster) settle(t *testing.T, p *program.Proxy, hosts ...*netlab.Host) 
 // others is lost, those to the dead one end, and in the end nothing is left of it.
 // KUBEPROXY_SOAK says how long.
 func TestUnrest(t *testing.T) {
-	for _, name := range faultModes {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			unrest(t, modeNamed(name))
-		})
-	}
+	inModes(t, faultModes, unrest)
 }
 
 func unrest(t *testing.T, m mode) {

@@ -143,9 +143,8 @@ func (c *cluster) restore(t *testing.T, f service.Family, variant, text string) 
 	name := []string{"iptables-", "ip6tables-"}[f]
 	cmd := exec.Command("/usr/sbin/"+name+variant+"-restore", "--noflush", program.AwaitLock)
 	cmd.Stdin = strings.NewReader(text)
-	if out, err := program.Run(t, c.Node, cmd); err != nil {
-		t.Fatalf("%s: %v\n%s\nwas given:\n%s", cmd, err, out, text)
-	}
+	out, err := program.Run(t, c.Node, cmd)
+	kit.Need(t, err == nil, "%s: %v\n%s\nwas given:\n%s", cmd, err, out, text)
 }
 
 // listAllRules lists the rules of both variants, and those of another program.
@@ -211,14 +210,12 @@ func TestTakeoverFromUpstream(t *testing.T) {
 			c.checkOnlyMode(t, tc.to)
 			lossless(t, loads, service.SCTP) // which those rules do not forward
 			p.Stop(t)
-			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
-				t.Errorf("cleanup: %v\n%s", err, out)
-			}
+			out, err := program.Run(t, c.Node, c.command("--cleanup"))
+			kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 			kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listAllRules(t))
 			for _, f := range service.Families {
-				if what := c.finds(t, nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}); what != "" {
-					t.Errorf("kube-proxy still has %s", what)
-				}
+				what := c.finds(t, nftables.Leftovers{Family: f, Table: nftables.UpstreamTable})
+				kit.Check(t, what == "", "kube-proxy still has %s", what)
 			}
 		})
 	}
@@ -265,9 +262,8 @@ func (c *cluster) installUpstream(t *testing.T, mode string, a app) {
 	for _, f := range service.Families {
 		if variant, is := strings.CutPrefix(mode, "iptables-"); is {
 			c.restore(t, f, variant, upstreamTables(f, a))
-			if what := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(variant), Family: f}); !strings.Contains(what, "another service proxy") {
-				t.Fatalf("the rules of kube-proxy count as %q", what)
-			}
+			what := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(variant), Family: f})
+			kit.Need(t, strings.Contains(what, "another service proxy"), "the rules of kube-proxy count as %q", what)
 			continue
 		}
 		nft(t, c.Node, upstreamTable(f, a))
@@ -347,9 +343,8 @@ func TestHTTPS(t *testing.T) {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status"))
 		return err == nil && strings.Contains(strings.Join(strings.Fields(out), " "), "failed to find any PEM data in key input")
 	})
-	if now := served(t, c.Node, program.MetricsAddr); now.Cmp(renewed) != 0 {
-		t.Error("a key that cannot be read changed the certificate")
-	}
+	now := served(t, c.Node, program.MetricsAddr)
+	kit.Check(t, now.Cmp(renewed) == 0, "a key that cannot be read changed the certificate")
 	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "--tls-cert-file="+cert, "--manifests="+c.dir, "--hostname-override="+netlab.NodeName))
 	kit.Check(t, err != nil && strings.Contains(out, "want both, or neither"),
 		"a certificate without a key: %v\n%s", err, out)

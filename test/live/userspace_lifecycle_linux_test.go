@@ -51,9 +51,8 @@ func TestUserspaceRollout(t *testing.T) {
 		}
 		lines.checkSameServer(t)
 		packets.await(t, "leaves the endpoint that left", func(_ conversation, a netlab.Answer) bool { return a.Backend == "web-3" })
-		if r := load.Stop(); r.Lost() > 0 || len(r.Backends) != 3 {
-			t.Errorf("load: %s", r)
-		}
+		r := load.Stop()
+		kit.Check(t, r.Lost() <= 0 && len(r.Backends) == 3, "load: %s", r)
 		newAffinityClients(t, c, sticky).checkFrontendKinds(t)
 		c.remove(t, "web.yaml")
 		c.awaitProgrammed(t)
@@ -177,9 +176,8 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 		}
 		r := load.Stop()
 		t.Logf("%s", r)
-		if n := r.Outcomes[netlab.Answered] + r.Outcomes[netlab.Refused] + r.Outcomes[netlab.Broken]; n < r.Connections {
-			t.Errorf("%d connections were left waiting", r.Connections-n)
-		}
+		n := r.Outcomes[netlab.Answered] + r.Outcomes[netlab.Refused] + r.Outcomes[netlab.Broken]
+		kit.Check(t, n >= r.Connections, "%d connections were left waiting", r.Connections-n)
 		kit.Same(t, "the rules (-before +now)", before, c.listing(t))
 	})
 }
@@ -198,20 +196,17 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 		for _, args := range [][]string{
 			{"ip", "addr", "del", addr + "/32", "dev", "lo"}, {c.commands + "/iptables", program.AwaitLock, "-t", "nat", "-F", "KUBE-PORTALS-CONTAINER"},
 		} {
-			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
-				t.Fatalf("%s: %v\n%s", args, err, out)
-			}
+			out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...))
+			kit.Need(t, err == nil, "%s: %v\n%s", args, err, out)
 			awaitOutcome(t, "answers after "+strings.Join(args, " "), c.Host("customer"), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout}, netlab.Answered)
 		}
 		p.AwaitLog(t, "missing: address "+addr)
 		c.check(t, want, c.cells(c.clientHosts()[:1], web))
 		p.Stop(t)
-		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
-			t.Fatalf("cleanup: %v\n%s", err, out)
-		}
-		if now := withoutEmptyTables(c.listing(t)); now != withoutEmptyTables(before) {
-			t.Errorf("after the cleanup there is\n%s\nand was\n%s", now, before)
-		}
+		out, err := program.Run(t, c.Node, c.command("--cleanup"))
+		kit.Need(t, err == nil, "cleanup: %v\n%s", err, out)
+		now := withoutEmptyTables(c.listing(t))
+		kit.Check(t, now == withoutEmptyTables(before), "after the cleanup there is\n%s\nand was\n%s", now, before)
 		if out, err := program.Run(t, c.Node, exec.Command("ip", "addr", "show", "dev", "lo")); err != nil || strings.Contains(out, addr) || strings.Contains(out, "fd6b:") {
 			t.Errorf("after the cleanup: %v\n%s", err, out)
 		}
@@ -233,9 +228,8 @@ func TestUserspaceDoesNotReachItself(t *testing.T) {
 			kit.Check(t, err == nil && got.Outcome == netlab.Broken,
 				"%s: %s, %v; want the connection to break off", a.name, got.Outcome, err)
 		}
-		if now := metric(t, p, "process_open_fds"); now > before+20 {
-			t.Errorf("%v files are open, and were %v", now, before)
-		}
+		now := metric(t, p, "process_open_fds")
+		kit.Check(t, now <= before+20, "%v files are open, and were %v", now, before)
 	})
 }
 
@@ -257,9 +251,8 @@ func TestUserspaceLocalhost(t *testing.T) {
 			c.start(t, web.on(c.webs()...))
 			for _, proto := range []string{"tcp", "udp"} {
 				q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), web.nodePort())}
-				if a, err := c.Node.Ask(t.Context(), q); err != nil || a.Outcome != want {
-					t.Errorf("%s: %s, %v; want %s", proto, a.Outcome, err, want)
-				}
+				a, err := c.Node.Ask(t.Context(), q)
+				kit.Check(t, err == nil && a.Outcome == want, "%s: %s, %v; want %s", proto, a.Outcome, err, want)
 			}
 			c.checkLocalhostClosed(t, web)
 		}
@@ -367,9 +360,8 @@ func TestUserspaceSwitchByReload(t *testing.T) {
 		mode mode
 	}{{"mode: nftables\n", switchableModes()["nftables"]}, {userspaceMode, inUserspace("legacy")}} {
 		v.mount(t, fmt.Sprintf("..version-%d", i), next.text)
-		if err := p.Wait(t); err != nil {
-			t.Fatalf("the proxy ended with %v, want exit status 0", err)
-		}
+		err := p.Wait(t)
+		kit.Need(t, err == nil, "the proxy ended with %v, want exit status 0", err)
 		c.setMode(t, from(next.mode))
 		p = c.launch(t)
 		c.awaitProgrammed(t)

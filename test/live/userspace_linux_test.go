@@ -58,8 +58,7 @@ func (c *cluster) protocols() []service.Protocol {
 }
 
 func TestUserspaceEveryCell(t *testing.T) { withUserspace(t, everyCell) }
-
-func TestUserspaceModes(t *testing.T) { withUserspace(t, everyMode) }
+func TestUserspaceModes(t *testing.T)     { withUserspace(t, everyMode) }
 
 func TestUserspaceBridge(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) { onBridge(t, m.withoutPodDetection()) })
@@ -98,20 +97,17 @@ func TestUserspaceBound(t *testing.T) {
 		p := c.start(t, web)
 		c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
 		for _, port := range []uint16{24999, 25100} {
-			if _, err := c.Node.Echo("other", port); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Node.Echo("other", port)
+			kit.Must(t, err)
 		}
 		for _, proto := range []string{"tcp", "udp"} {
 			c.guarded(t, web, f, proto)
 		}
 		p.Stop(t)
-		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
-			t.Fatalf("cleanup: %v\n%s", err, out)
-		}
-		if left := c.listing(t); strings.Contains(left, "KUBE-PORTALS") {
-			t.Errorf("after the cleanup there is\n%s", left)
-		}
+		out, err := program.Run(t, c.Node, c.command("--cleanup"))
+		kit.Need(t, err == nil, "cleanup: %v\n%s", err, out)
+		left := c.listing(t)
+		kit.Check(t, !strings.Contains(left, "KUBE-PORTALS"), "after the cleanup there is\n%s", left)
 		if out, err := program.Run(t, c.Node, exec.Command("ip", "addr")); err != nil || !strings.Contains(out, " "+m.bound.Listen[f].String()+"/") {
 			t.Errorf("the node's address is gone: %v\n%s", err, out)
 		}
@@ -199,9 +195,8 @@ var connectionCount = flag.Int("connections", 1000, "TCP connections at once thr
 func TestUserspaceManyConnections(t *testing.T) {
 	// Clients and servers are in this process, so it needs as many files as the proxy
 	// does.
-	if _, err := userspace.RaiseFileLimit(); err != nil {
-		t.Fatal(err)
-	}
+	_, err := userspace.RaiseFileLimit()
+	kit.Must(t, err)
 	m := inUserspace("nft")
 	m.flags = append(m.flags, "--udp-timeout=10m")
 	c := newCluster(t, m)
@@ -443,9 +438,8 @@ func TestUserspaceFewFiles(t *testing.T) {
 		c.flood(t, to)
 	})
 	checkPrompt(t, took)
-	if n := files(t, p); n > most {
-		t.Errorf("%d files are open", n)
-	}
+	n := files(t, p)
+	kit.Check(t, n <= most, "%d files are open", n)
 	late := app{name: "late", number: 12}.on(c.webs()...)
 	c.awaitProgrammed(t, late)
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: late.at(service.ClusterIP, service.IPv4)})

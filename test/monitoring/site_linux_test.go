@@ -54,9 +54,8 @@ func newSite(t *testing.T, names ...string) *site {
 	t.Helper()
 	s := &site{Lab: netlab.Start(t, netlab.Config{Pods: []string{"web-1", "web-2"}, Clients: append([]string{control, "customer"}, names...)})}
 	for _, h := range s.webs() {
-		if _, err := h.Echo("", target); err != nil {
-			t.Fatal(err)
-		}
+		_, err := h.Echo("", target)
+		kit.Must(t, err)
 	}
 	s.Cluster = cluster.Start(t, cluster.Options{Host: s.Host(control)})
 	for _, name := range names {
@@ -173,9 +172,8 @@ func repeat(t *testing.T, every time.Duration, do func(ctx context.Context, i in
 		ticks := time.NewTicker(every)
 		defer ticks.Stop()
 		for i := 1; ; i++ {
-			if err := do(ctx, i); err != nil && ctx.Err() == nil {
-				t.Error(err)
-			}
+			err := do(ctx, i)
+			kit.Check(t, err == nil || ctx.Err() != nil, "%v", err)
 			select {
 			case <-ctx.Done():
 				return

@@ -257,8 +257,7 @@ func (c *Conn) broken(err error) error {
 // nf_hook_slow). The read shows whether the rule also sends a refusal, as for packets
 // that are stopped on the way.
 func (c *Conn) discarded(err error) bool { return c.udp() && errors.Is(err, unix.EPERM) }
-
-func (c *Conn) udp() bool { return c.conn.LocalAddr().Network() == "udp" }
+func (c *Conn) udp() bool                { return c.conn.LocalAddr().Network() == "udp" }
 
 func (c *Conn) from() netip.AddrPort {
 	// The net package prints an address that can be parsed for a connected socket.

@@ -61,9 +61,8 @@ func self(as string) *exec.Cmd {
 
 func startEcho(t *testing.T, h *Host) {
 	t.Helper()
-	if _, err := h.Echo("", 8080); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.Echo("", 8080)
+	kit.Must(t, err)
 }
 
 func ask(t *testing.T, h *Host, q Query) Answer {
@@ -115,9 +114,8 @@ func checkDirect(t *testing.T, from, to *Host) {
 		want := Answer{Backend: to.Name, At: q.To, Client: got.From}
 		got.Took = 0
 		want.From = got.From
-		if diff := cmp.Diff(want, got, cmp.Comparer(sameAddr), cmp.Comparer(samePort)); diff != "" {
-			t.Fatalf("%s asks %s %s (-want +got):\n%s", from.Name, q.Proto, q.To, diff)
-		}
+		diff := cmp.Diff(want, got, cmp.Comparer(sameAddr), cmp.Comparer(samePort))
+		kit.Need(t, diff == "", "%s asks %s %s (-want +got):\n%s", from.Name, q.Proto, q.To, diff)
 		isNode := from.Name == NodeName || from.Name == OtherName
 		if !isNode && got.From.Addr() != from.Addr(f.like) {
 			t.Errorf("%s asks %s %s from %s, want %s", from.Name, q.Proto, q.To, got.From.Addr(), from.Addr(f.like))
@@ -150,9 +148,8 @@ func TestSourceOfChoice(t *testing.T) {
 		})
 	}
 	kit.Must(t, client.DelAddr(second))
-	if _, err := client.Ask(t.Context(), Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080), From: netip.AddrPortFrom(second, 0)}); err == nil {
-		t.Error("asked from an address that was removed")
-	}
+	_, err := client.Ask(t.Context(), Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080), From: netip.AddrPortFrom(second, 0)})
+	kit.Check(t, err != nil, "asked from an address that was removed")
 }
 
 // TestAddressesUsableAtOnce checks that an address of the lab, or one added later, can be
@@ -161,9 +158,8 @@ func TestAddressesUsableAtOnce(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	inUse := func(h *Host, a netip.Addr) {
 		t.Helper()
-		if ok, err := h.routed([]netlink.Addr{{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}}); !ok || err != nil {
-			t.Errorf("%s of %s is not in use, %v", a, h.Name, err)
-		}
+		ok, err := h.routed([]netlink.Addr{{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}})
+		kit.Check(t, ok && err == nil, "%s of %s is not in use, %v", a, h.Name, err)
 	}
 	for _, h := range []*Host{lab.Node, lab.Other, lab.Host("pod"), lab.Host("client")} {
 		inUse(h, h.IPv4)
@@ -191,12 +187,10 @@ func TestProcesses(t *testing.T) {
 	pipe, err := wait.StdoutPipe()
 	kit.Must(t, err)
 	kit.Must(t, lab.Node.Start(wait))
-	if _, err := pipe.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Close(); err != nil {
-		t.Error(err)
-	}
+	_, err = pipe.Read(make([]byte, 1))
+	kit.Must(t, err)
+	err = lab.Close()
+	kit.Check(t, err == nil, "%v", err)
 	if err := wait.Wait(); err == nil || wait.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Errorf("process left in a closed lab ended with %v, want killed", err)
 	}
@@ -222,9 +216,8 @@ func TestDoRestoresNamespace(t *testing.T) {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			if here, err := os.Readlink("/proc/thread-self/ns/net"); err != nil || here != home {
-				t.Errorf("a goroutine runs in %s, %v, want %s", here, err, home)
-			}
+			here, err := os.Readlink("/proc/thread-self/ns/net")
+			kit.Check(t, err == nil && here == home, "a goroutine runs in %s, %v, want %s", here, err, home)
 		})
 	}
 	all.Wait()
@@ -345,9 +338,8 @@ func TestOutcomes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := ask(t, client, tc.query)
 			kit.Check(t, got.Took != 0, "took no time")
-			if masq := got.Masqueraded(); masq != (got.Outcome == Answered) {
-				t.Errorf("masqueraded = %v, got %+v", masq, got)
-			}
+			masq := got.Masqueraded()
+			kit.Check(t, masq == (got.Outcome == Answered), "masqueraded = %v, got %+v", masq, got)
 			got.Took, got.From = 0, netip.AddrPort{}
 			got.Client = netip.AddrPortFrom(got.Client.Addr(), tc.want.Client.Port())
 			kit.Same(t, "(-want +got)", tc.want, got, cmp.Comparer(samePort))
@@ -416,9 +408,8 @@ func TestOwnRules(t *testing.T) {
 			if want == TimedOut {
 				q.Timeout = SilenceTimeout
 			}
-			if a := ask(t, pod, q); a.Outcome != want {
-				t.Errorf("%s: %s, want %s", q.To, a.Outcome, want)
-			}
+			a := ask(t, pod, q)
+			kit.Check(t, a.Outcome == want, "%s: %s, want %s", q.To, a.Outcome, want)
 		}
 	}
 }
@@ -443,9 +434,8 @@ func TestOpenConversation(t *testing.T) {
 			}
 		}()
 	}
-	if err := echo.Close(); err != nil {
-		t.Error(err)
-	}
+	err = echo.Close()
+	kit.Check(t, err == nil, "%v", err)
 }
 
 func TestLoad(t *testing.T) {
@@ -458,9 +448,8 @@ func TestLoad(t *testing.T) {
 	kit.Check(t, r.Connections == 500 && r.Lost() == 0 && r.Backends["pod"].Count == 500, "counted load: %s", r)
 	load := client.Load(t.Context(), LoadConfig{Query: query, Workers: 2})
 	until(t, func() bool { return load.Report().Connections > 50 })
-	if err := echo.Close(); err != nil {
-		t.Error(err)
-	}
+	err = echo.Close()
+	kit.Check(t, err == nil, "%v", err)
 	until(t, func() bool { return load.Report().Outcomes[Refused] > 5 })
 	r = load.Stop()
 	kit.Check(t, r.Lost() >= 5 && len(r.Errors) == 0 && r.Outcomes[Answered] == r.Backends["pod"].Count,
@@ -534,13 +523,11 @@ func converse(t *testing.T, client, pod *Host, echo *Echo) {
 	kit.Need(t, err == nil && a.Outcome == Answered, "open: %+v, %v", a, err)
 	defer c.Close()
 	for range 3 {
-		if a, err := c.Ask(t.Context()); err != nil || a.Backend != "pod" || a.From != a.Client {
-			t.Errorf("ask: %+v, %v", a, err)
-		}
+		a, err := c.Ask(t.Context())
+		kit.Check(t, err == nil && a.Backend == "pod" && a.From == a.Client, "ask: %+v, %v", a, err)
 	}
-	if err := echo.Close(); err != nil {
-		t.Error(err)
-	}
+	err = echo.Close()
+	kit.Check(t, err == nil, "%v", err)
 	if a, err := c.Ask(t.Context()); err != nil || a.Outcome != Broken {
 		t.Errorf("ask after the server closed: %s, %v, want broken", a.Outcome, err)
 	}

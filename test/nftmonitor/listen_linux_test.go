@@ -49,9 +49,8 @@ func TestListen(t *testing.T) {
 	if heard.Load() != 1 {
 		t.Errorf("heard %d times of the element with the address, want once", heard.Load())
 	}
-	if err := l.Close(); err != nil {
-		t.Errorf("Close: %v", err)
-	}
+	err = l.Close()
+	kit.Check(t, err == nil, "Close: %v", err)
 }
 
 func write(t *testing.T, h *netlab.Host, change func(*nftables.Conn) error) {

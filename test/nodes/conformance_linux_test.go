@@ -47,9 +47,8 @@ func TestReadReport(t *testing.T) {
 		Failed:  []Spec{{"[sig-network] Services should refuse", "it answered"}, {"[sig-network] Services should wait", ""}},
 		Skipped: []Spec{{"[sig-network] Services in zones", "want three zones"}},
 	}
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v, -want +got:\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got)
+	kit.Check(t, err == nil && diff == "", "%v, -want +got:\n%s", err, diff)
 	const suite, spec = `<testsuite name="Kubernetes e2e suite">`, `<testcase name="[It] one" status="passed"></testcase>`
 	for text, want := range map[string]string{
 		"": "no spec ran",
@@ -57,9 +56,8 @@ func TestReadReport(t *testing.T) {
 		suite + spec + `<testcase name="[AfterSuite]" status="failed"><failure message="no room"></failure></testcase></testsuite>`:                     "[AfterSuite]: no room",
 	} {
 		kit.WriteFile(t, file, "<testsuites>"+text+"</testsuites>")
-		if _, err := readReport(file); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
-		}
+		_, err := readReport(file)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), want), "%s: %v, want %q", text, err, want)
 	}
 }
 
@@ -127,9 +125,8 @@ func TestUnfit(t *testing.T) {
 	spec := Spec{Name: "[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]"}
 	for mode, want := range map[string]int{"userspace": 1, "iptables": 2} {
 		r := Run{Mode: mode, Results: Results{Failed: []Spec{spec, {Name: "[sig-network] Services should serve"}}}}
-		if got := r.Unexpected(); len(got) != want {
-			t.Errorf("mode %s: unexpected are %v, want %d", mode, got, want)
-		}
+		got := r.Unexpected()
+		kit.Check(t, len(got) == want, "mode %s: unexpected are %v, want %d", mode, got, want)
 	}
 }
 
@@ -137,9 +134,8 @@ func TestUnfit(t *testing.T) {
 // part that nobody can run is refused.
 func TestParts(t *testing.T) {
 	for text, ok := range map[string]bool{"": true, "1/1": true, "3/3": true, "4/3": false, "0/3": false, "2": false, "a/b": false, "1/3x": false, "+1/3": false} {
-		if p, err := ParsePart(text); (err == nil) != ok || ok && p.String() != text {
-			t.Errorf("%q: %v, %v", text, p, err)
-		}
+		p, err := ParsePart(text)
+		kit.Check(t, (err == nil) == ok && (!ok || p.String() == text), "%q: %v, %v", text, p, err)
 	}
 	names := []string{"f", "a", "c", "b", "e", "d", "g"}
 	var got []string
@@ -228,9 +224,8 @@ func TestMerge(t *testing.T) {
 	for _, c := range d.Changes {
 		got = append(got, c.Name+" "+c.Version)
 	}
-	if want := "newer here 1, newer there 20, parts 44, whole 3, roll 2, drain 2"; strings.Join(got, ", ") != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := "newer here 1, newer there 20, parts 44, whole 3, roll 2, drain 2"
+	kit.Check(t, strings.Join(got, ", ") == want, "%q, want %q", got, want)
 }
 
 // TestNarrow checks which specs a part selects, and that a part without any is refused,
@@ -270,9 +265,8 @@ func TestJudge(t *testing.T) {
 			f := c.lost
 			f.New, f.Due, f.Held = 9, 9, 9
 			err := Trial{Tolerated: tolerated}.Judge(Change{Flows: []Flow{{Counts: Counts{New: 1, Held: 1}}, f}})
-			if want := slices.Contains(c.passes, tolerated); want != (err == nil) {
-				t.Errorf("%s, tolerated %d: %v, want it to pass: %t", name, tolerated, err, want)
-			}
+			want := slices.Contains(c.passes, tolerated)
+			kit.Check(t, want == (err == nil), "%s, tolerated %d: %v, want it to pass: %t", name, tolerated, err, want)
 		}
 	}
 }
@@ -288,9 +282,8 @@ func TestJudgeEffort(t *testing.T) {
 		"a third of what was due": {Counts{New: 3, Due: 9, Held: 9}, false},
 		"most of what was due":    {Counts{New: 8, Due: 9, Held: 9}, true},
 	} {
-		if err := (Trial{Tolerated: Anything}).Judge(Change{Flows: []Flow{{Counts: c.counts}}}); c.passes != (err == nil) {
-			t.Errorf("%s: %v, want it to pass: %t", name, err, c.passes)
-		}
+		err := (Trial{Tolerated: Anything}).Judge(Change{Flows: []Flow{{Counts: c.counts}}})
+		kit.Check(t, c.passes == (err == nil), "%s: %v, want it to pass: %t", name, err, c.passes)
 	}
 }
 
@@ -298,13 +291,11 @@ func TestJudgeEffort(t *testing.T) {
 func TestJudgeRelay(t *testing.T) {
 	broken := []Flow{{Counts: Counts{New: 9, Held: 9, HeldLost: 1}}}
 	for mode, relay := range map[string]bool{"userspace": true, "nftables": false} {
-		if err := (Trial{Userspace: Held}).Judge(Change{Mode: mode, Flows: broken}); relay != (err == nil) {
-			t.Errorf("mode %s: %v", mode, err)
-		}
+		err := (Trial{Userspace: Held}).Judge(Change{Mode: mode, Flows: broken})
+		kit.Check(t, relay == (err == nil), "mode %s: %v", mode, err)
 	}
-	if err := (Trial{}).Judge(Change{Mode: "userspace", Flows: broken}); err == nil {
-		t.Error("a trial in which no process ends lost a relay without an error")
-	}
+	err := (Trial{}).Judge(Change{Mode: "userspace", Flows: broken})
+	kit.Check(t, err != nil, "a trial in which no process ends lost a relay without an error")
 }
 
 // TestJudgeOtherNodes checks that a change of n3 excuses nothing elsewhere.
@@ -314,17 +305,15 @@ func TestJudgeOtherNodes(t *testing.T) {
 		passes bool
 	}{{"", true}, {"n3", true}, {"n1", false}} {
 		f := Flow{Node: c.node, Counts: Counts{New: 9, Held: 9, HeldLost: 1}}
-		if err := (Trial{Tolerated: Held, OnlyN3: true}).Judge(Change{Flows: []Flow{f}}); c.passes != (err == nil) {
-			t.Errorf("endpoints on %q: %v, want it to pass: %t", c.node, err, c.passes)
-		}
+		err := (Trial{Tolerated: Held, OnlyN3: true}).Judge(Change{Flows: []Flow{f}})
+		kit.Check(t, c.passes == (err == nil), "endpoints on %q: %v, want it to pass: %t", c.node, err, c.passes)
 	}
 }
 
 // TestSelect checks that a proxy is given back only after it was replaced.
 func TestSelect(t *testing.T) {
-	if all := slices.Sorted(slices.Values(Names())); len(slices.Compact(slices.Clone(all))) != len(all) {
-		t.Errorf("two trials have the same name: %q", all)
-	}
+	all := slices.Sorted(slices.Values(Names()))
+	kit.Check(t, len(slices.Compact(slices.Clone(all))) == len(all), "two trials have the same name: %q", all)
 	for only, want := range map[string]string{
 		"roll":             "roll",
 		"back,roll":        "error",
@@ -386,9 +375,8 @@ func TestUnreachable(t *testing.T) {
 	kit.Must(t, server.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if got := l.Run(ctx); got.New > 0 || got.Lost() > 0 || got.Due < 5 {
-		t.Errorf("without a server: %+v", got)
-	}
+	got := l.Run(ctx)
+	kit.Check(t, got.New <= 0 && got.Lost() <= 0 && got.Due >= 5, "without a server: %+v", got)
 }
 
 // TestLife checks that a held connection gives way to another after its life.
@@ -423,9 +411,8 @@ func TestRefusedRequest(t *testing.T) {
 		_, _ = io.WriteString(server, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
 	}()
 	l := &load{Load: Load{Network: "tcp"}}
-	if err := l.ask(client, bufio.NewReader(client)); err == nil || !strings.Contains(err.Error(), "503") {
-		t.Errorf("%v, want an error with status 503", err)
-	}
+	err := l.ask(client, bufio.NewReader(client))
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "503"), "%v, want an error with status 503", err)
 }
 
 // answer answers all requests of a connection as agnhost's netexec does.
@@ -484,12 +471,10 @@ func TestLogin(t *testing.T) {
 	if want := m.Name + "\n"; string(out) != want || said.String() != "worse\n" {
 		t.Errorf("said %q and complained %q, want %q and worse", out, said.String(), want)
 	}
-	if end := (*ssh.ExitError)(nil); !errors.As(err, &end) || end.ExitStatus() != 3 {
-		t.Errorf("the command ended with %v, want status 3", err)
-	}
-	if _, err := logIn(t, m, testKey(t)); err == nil {
-		t.Error("another key may log in")
-	}
+	end := (*ssh.ExitError)(nil)
+	kit.Check(t, errors.As(err, &end) && end.ExitStatus() == 3, "the command ended with %v, want status 3", err)
+	_, err = logIn(t, m, testKey(t))
+	kit.Check(t, err != nil, "another key may log in")
 }
 
 // TestNetworks checks what a node has and runs for each network of pods.
@@ -521,9 +506,8 @@ func TestNetworks(t *testing.T) {
 		kit.Same(t, fmt.Sprintf("network %q: plugin, -want +got", network), want.plugin, config.Plugins[0].Type)
 		kit.Check(t, network != Flannel || config.Network+","+config.IPv6Network == PodCIDR,
 			"flannel has the ranges %+v, want %s", config, PodCIDR)
-		if got := len(c.networkSteps(c.Machine("n2"))); got != want.steps {
-			t.Errorf("network %q: %d steps, want %d", network, got, want.steps)
-		}
+		got := len(c.networkSteps(c.Machine("n2")))
+		kit.Check(t, got == want.steps, "network %q: %d steps, want %d", network, got, want.steps)
 	}
 }
 
@@ -537,9 +521,8 @@ func TestOpenParts(t *testing.T) {
 	kit.Must(t, err)
 	kit.Check(t, c.Nodes == 3 && c.Programs == "/disk/programs" && c.Store == "/disk/containerd",
 		"the cluster is %+v", c)
-	if _, err := OpenParts(io.Discard, t.TempDir(), 3); err == nil {
-		t.Error("a folder without parts is no error")
-	}
+	_, err = OpenParts(io.Discard, t.TempDir(), 3)
+	kit.Check(t, err != nil, "a folder without parts is no error")
 }
 
 // TestFillStoreLeavesNothing checks that a network namespace goes whose settings fail.

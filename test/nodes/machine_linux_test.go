@@ -42,9 +42,8 @@ func startMachine(t *testing.T, m *Machine, l *net.TCPListener) {
 		t.Skip("a machine needs root")
 	}
 	t.Cleanup(func() {
-		if err := m.remove(); err != nil {
-			t.Error(err)
-		}
+		err := m.remove()
+		kit.Check(t, err == nil, "%v", err)
 		for _, found := range leftovers(t, m) {
 			t.Errorf("left behind: %s", found)
 		}
@@ -124,9 +123,8 @@ func TestMachine(t *testing.T) {
 	if cmd, err = m.Command(t.Context(), "sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := output(cmd); err != nil {
-		t.Errorf("a setting that kubelet writes: %v", err)
-	}
+	_, err = output(cmd)
+	kit.Check(t, err == nil, "a setting that kubelet writes: %v", err)
 	if after, err := os.ReadFile("/proc/sys/kernel/panic"); err != nil || string(after) != string(before) {
 		t.Errorf("the host's kernel.panic was %q and is %q, %v", before, after, err)
 	}
@@ -184,9 +182,8 @@ func TestClusterNames(t *testing.T) {
 	kit.Check(t, len(folders) == 3 && len(namespaces) == 3,
 		"three clusters have the folders %v and the namespaces %v", folders, namespaces)
 	for _, name := range []string{"../a", "A", "a-b", strings.Repeat("a", 21)} {
-		if folder, err := Folder(name); err == nil {
-			t.Errorf("name %q: folder %s, want an error", name, folder)
-		}
+		folder, err := Folder(name)
+		kit.Check(t, err != nil, "name %q: folder %s, want an error", name, folder)
 	}
 }
 
@@ -204,9 +201,8 @@ func TestUpRefuses(t *testing.T) {
 		t.Errorf("its description is %q, %v", text, err)
 	}
 	for _, n := range []int{0, 10} {
-		if err := Up(t.Context(), io.Discard, &Cluster{Name: "new", Nodes: n}); err == nil || !strings.Contains(err.Error(), "want 1 to 9") {
-			t.Errorf("%d nodes: %v", n, err)
-		}
+		err := Up(t.Context(), io.Discard, &Cluster{Name: "new", Nodes: n})
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "want 1 to 9"), "%d nodes: %v", n, err)
 	}
 }
 
@@ -219,9 +215,8 @@ func TestPoll(t *testing.T) {
 		return false, reason
 	})
 	kit.Check(t, errors.Is(err, context.Canceled), "a context that ends: %v", err)
-	if err := poll(t.Context(), 0, func() (bool, error) { return false, reason }); !errors.Is(err, reason) {
-		t.Errorf("no time: %v", err)
-	}
+	err = poll(t.Context(), 0, func() (bool, error) { return false, reason })
+	kit.Check(t, errors.Is(err, reason), "no time: %v", err)
 }
 
 // TestCommandEndsWithContext checks that nothing goes on of a command whose context ends.
@@ -274,12 +269,10 @@ func TestDownWithoutDescription(t *testing.T) {
 				err = found.Down()
 			}
 			kit.Must(t, err)
-			if left := leftovers(t, m); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
-			if _, err := Find(io.Discard, c.Name); !errors.Is(err, ErrNone) {
-				t.Errorf("what is removed: %v", err)
-			}
+			left := leftovers(t, m)
+			kit.Check(t, len(left) == 0, "left behind: %v", left)
+			_, err = Find(io.Discard, c.Name)
+			kit.Check(t, errors.Is(err, ErrNone), "what is removed: %v", err)
 		})
 	}
 }
@@ -325,9 +318,8 @@ func TestReachable(t *testing.T) {
 		for i, s := range c.slices {
 			r.now[strings.Repeat("x", i)] = s
 		}
-		if got := r.reachable(c.to); got != c.want {
-			t.Errorf("%s: reachable %t, want %t", name, got, c.want)
-		}
+		got := r.reachable(c.to)
+		kit.Check(t, got == c.want, "%s: reachable %t, want %t", name, got, c.want)
 	}
 }
 
@@ -388,16 +380,14 @@ func TestRoom(t *testing.T) {
 		open[ends[0]] = true
 		return ends[0], unix.Close(ends[1])
 	}
-	if err := room(limit, pipe); err != nil {
-		t.Errorf("all that are left: %v", err)
-	}
+	err := room(limit, pipe)
+	kit.Check(t, err == nil, "all that are left: %v", err)
 	clear(open)
 	if err := room(limit+1, pipe); err == nil || !strings.Contains(err.Error(), "take 17 instances of inotify, and the kernel has 16 left") {
 		t.Errorf("one more than are left: %v", err)
 	}
 	for fd := range open {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {
-			t.Errorf("file %d is open", fd)
-		}
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		kit.Check(t, err != nil, "file %d is open", fd)
 	}
 }

@@ -138,9 +138,8 @@ func testPaused(t *testing.T, s *site) {
 	before := n.counts(t)
 	kit.Must(t, s.APIServer.Pause())
 	kit.Until(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
-	if r, status := n.report(t); status != http.StatusOK {
-		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
-	}
+	r, status := n.report(t)
+	kit.Check(t, status == http.StatusOK, "/healthz has status %d, want 200: %+v", status, r)
 	kit.Must(t, s.APIServer.Resume())
 	kit.Until(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
 	checkWrites(t, "during the silence", n.counts(t).Since(before), nftmonitor.Counts{})
@@ -165,9 +164,8 @@ func testServerCertificate(t *testing.T, s *site) {
 	kit.Until(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
 	kit.Until(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
 	starts.neverProgrammed(t)
-	if _, status := runs.report(t); status != http.StatusOK {
-		t.Errorf("the proxy that was connected has status %d", status)
-	}
+	_, status := runs.report(t)
+	kit.Check(t, status == http.StatusOK, "the proxy that was connected has status %d", status)
 	s.certify(t, future)
 	starts.healthy(t)
 	starts.awaitProgrammed(t)
@@ -256,9 +254,8 @@ func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	kit.Until(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
-	if e := n.source(t, "services").Error; e == "" {
-		t.Error("/healthz has no error of its source")
-	}
+	e := n.source(t, "services").Error
+	kit.Check(t, e != "", "/healthz has no error of its source")
 	kit.Check(t, !n.Ended(), "the proxy has ended")
 	n.checkLogSize(t)
 }
@@ -299,9 +296,8 @@ metadata: {name: %q}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %q}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %q}]
 `, name, r.rule, name, name, user)
-		if err := s.Apply(t.Context(), []byte(text)); err != nil {
-			t.Fatalf("grant %s to %s: %v", r.to, user, err)
-		}
+		err := s.Apply(t.Context(), []byte(text))
+		kit.Need(t, err == nil, "grant %s to %s: %v", r.to, user, err)
 	}
 }
 

@@ -60,9 +60,8 @@ func newSite(t *testing.T, o cluster.Options, nodes ...string) *site {
 	o.Host = s.Host("control")
 	s.Cluster = cluster.Start(t, o)
 	for _, h := range s.webs() {
-		if _, err := h.Echo("", target); err != nil {
-			t.Fatal(err)
-		}
+		_, err := h.Echo("", target)
+		kit.Must(t, err)
 	}
 	var all []metav1.Object
 	for _, name := range nodes {
@@ -176,9 +175,8 @@ func (n *node) healthy(t *testing.T) {
 func (n *node) report(t *testing.T) (r health.Report, status int) {
 	t.Helper()
 	page := n.Fetch(t, program.HealthAddr, "/healthz")
-	if err := json.Unmarshal(page.Body, &r); err != nil {
-		t.Fatalf("/healthz: %v\n%s", err, page.Body)
-	}
+	err := json.Unmarshal(page.Body, &r)
+	kit.Need(t, err == nil, "/healthz: %v\n%s", err, page.Body)
 	return r, page.Status
 }
 
@@ -357,8 +355,7 @@ func nodeObject(h *netlab.Host) *corev1.Node {
 	}
 }
 
-func testHealthPort(t *testing.T, s *site) { testPort(t, s.join(t, "health"), "health", "10256") }
-
+func testHealthPort(t *testing.T, s *site)  { testPort(t, s.join(t, "health"), "health", "10256") }
 func testMetricsPort(t *testing.T, s *site) { testPort(t, s.join(t, "metrics"), "metrics", "10249") }
 
 // testPort occupies the listen address of a proxy.
@@ -385,9 +382,8 @@ func testPort(t *testing.T, n *node, server, port string) {
 func wantExit(t *testing.T, err error, want int) {
 	t.Helper()
 	var exit *exec.ExitError
-	if got := errors.As(err, &exit); !got || exit.ExitCode() != want {
-		t.Errorf("the proxy ended with %v, want exit status %d", err, want)
-	}
+	got := errors.As(err, &exit)
+	kit.Check(t, got && exit.ExitCode() == want, "the proxy ended with %v, want exit status %d", err, want)
 }
 
 // TestBadKubeconfig checks that the start fails if no API server can ever be reached.
@@ -443,9 +439,8 @@ func testNoAPIServer(t *testing.T, lab *netlab.Lab) {
 	p := kubeProxy.Start(t, lab.Node, "--kubeconfig="+path)
 	p.AwaitLog(t, "connection refused", "192.0.2.11:6443")
 	p.AwaitLog(t, "Still reading and programming for the first time")
-	if status := p.Status(t, program.HealthAddr, "/healthz"); status != 503 {
-		t.Errorf("/healthz has status %d, want 503", status)
-	}
+	status := p.Status(t, program.HealthAddr, "/healthz")
+	kit.Check(t, status == 503, "/healthz has status %d, want 503", status)
 	p.Stop(t)
 }
 

@@ -49,9 +49,8 @@ func ChartTool(t *testing.T) string {
 	file := filepath.Join(t.TempDir(), "release")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", file, ".")
 	build.Dir = filepath.Join("..", "..", "build", "release")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	out, err := build.CombinedOutput()
+	kit.Need(t, err == nil, "build: %v\n%s", err, out)
 	return file
 }
 
@@ -112,9 +111,8 @@ func (r *Proxy) JSON(t testing.TB, path string, to any) {
 	t.Helper()
 	page := r.Fetch(t, MetricsAddr, path)
 	kit.Need(t, page.Status == http.StatusOK, "GET %s: status %d\n%s", path, page.Status, page.Body)
-	if err := json.Unmarshal(page.Body, to); err != nil {
-		t.Fatalf("GET %s: %v\n%s", path, err, page.Body)
-	}
+	err := json.Unmarshal(page.Body, to)
+	kit.Need(t, err == nil, "GET %s: %v\n%s", path, err, page.Body)
 }
 
 // Metric returns the sum of all samples of a metric with these labels, given as
@@ -509,9 +507,8 @@ func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
 func (r *Proxy) Stop(t testing.TB) {
 	t.Helper()
 	kit.Must(t, r.cmd.Process.Signal(syscall.SIGTERM))
-	if err := r.Wait(t); err != nil {
-		t.Errorf("stopped, the proxy ended with %v, want exit status 0", err)
-	}
+	err := r.Wait(t)
+	kit.Check(t, err == nil, "stopped, the proxy ended with %v, want exit status 0", err)
 }
 
 // Wait waits until the proxy has ended and returns its error.

@@ -36,19 +36,16 @@ func TestProxyAnswers(t *testing.T) {
 	if p.JSON(t, "/services", &about); about.Mode != "nftables" {
 		t.Errorf("mode = %q, want nftables", about.Mode)
 	}
-	if n, found := p.Metric(t, "process_cpu_seconds_total"); !found || n < 0 {
-		t.Errorf("metric = %v, found %t", n, found)
-	}
+	n, found := p.Metric(t, "process_cpu_seconds_total")
+	kit.Check(t, found && n >= 0, "metric = %v, found %t", n, found)
 	if _, found := p.Metric(t, "process_cpu_seconds_total", "no", "label"); found {
 		t.Error("a metric was found by a label that it has not")
 	}
-	if now, peak := p.Memory(t); now < 1<<20 || peak < now {
-		t.Errorf("memory = %d, at most %d", now, peak)
-	}
+	now, peak := p.Memory(t)
+	kit.Check(t, now >= 1<<20 && peak >= now, "memory = %d, at most %d", now, peak)
 	kit.Check(t, p.CPU(t) > 0, "no CPU time was used")
 	p.Stop(t)
 	kit.Check(t, p.Ended() && p.Status(t, HealthAddr, "/livez") == 0, "stopped, it is still there")
-	if out, err := Run(t, lab.Node, kubeProxy.Command("--cleanup")); err != nil {
-		t.Errorf("cleanup: %v\n%s", err, out)
-	}
+	out, err := Run(t, lab.Node, kubeProxy.Command("--cleanup"))
+	kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 }

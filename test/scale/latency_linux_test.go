@@ -34,9 +34,8 @@ func TestDelays(t *testing.T) {
 	}
 	want := []time.Duration{2 * time.Second, 3 * time.Second, 3 * time.Second}
 	kit.Same(t, "Delays, latest write first (-want +got)", want, a.Delays(writes))
-	if got := a.Missing(writes); got != 1 {
-		t.Errorf("Missing = %d, want 1", got)
-	}
+	got := a.Missing(writes)
+	kit.Check(t, got == 1, "Missing = %d, want 1", got)
 	if got := a.LastCommit(); !got.Equal(at(6)) {
 		t.Errorf("LastCommit = %s, want %s", got, at(6))
 	}

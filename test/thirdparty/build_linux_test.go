@@ -72,9 +72,8 @@ func TestBuildUsesCache(t *testing.T) {
 	kit.Same(t, "built, -want +got", builtOnce, g.built)
 	for _, name := range builtOnce {
 		want := Kubernetes.programs[name]
-		if text, err := os.ReadFile(filepath.Join(first, name)); err != nil || string(text) != want {
-			t.Errorf("%s = %q, %v; want %q", name, text, err, want)
-		}
+		text, err := os.ReadFile(filepath.Join(first, name))
+		kit.Check(t, err == nil && string(text) == want, "%s = %q, %v; want %q", name, text, err, want)
 	}
 }
 
@@ -83,13 +82,11 @@ func TestChangedRecipeBuildsAnew(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := &toolchain{}
 			b := testBuilder(t, g)
-			if _, err := b.folder(t.Context(), builtOnce); err != nil {
-				t.Fatal(err)
-			}
+			_, err := b.folder(t.Context(), builtOnce)
+			kit.Must(t, err)
 			kit.Must(t, os.WriteFile(filepath.Join(b.recipe, name), []byte("other"), 0o600))
-			if _, err := b.folder(t.Context(), builtOnce); err != nil {
-				t.Fatal(err)
-			}
+			_, err = b.folder(t.Context(), builtOnce)
+			kit.Must(t, err)
 			kit.Same(t, "built, -want +got", append(builtOnce, builtOnce...), g.built)
 		})
 	}
@@ -103,9 +100,8 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 		"folder = %v, want the build's error", err)
 	kit.Same(t, "built, -want +got", []string{"etcd", "lock"}, names(t, folder))
 	g.broken = ""
-	if _, err := b.folder(t.Context(), builtOnce); err != nil {
-		t.Errorf("the next try: %v", err)
-	}
+	_, err = b.folder(t.Context(), builtOnce)
+	kit.Check(t, err == nil, "the next try: %v", err)
 }
 
 func TestTwoBuildersBuildOnce(t *testing.T) {
@@ -128,9 +124,8 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 	}
 	close(g.pause)
 	for range 2 {
-		if err := <-results; err != nil {
-			t.Error(err)
-		}
+		err := <-results
+		kit.Check(t, err == nil, "%v", err)
 	}
 	kit.Same(t, "built, -want +got", builtOnce, g.built)
 }
@@ -178,9 +173,8 @@ func TestBuildsWhatIsMissing(t *testing.T) {
 	g := &toolchain{}
 	b := testBuilder(t, g)
 	for _, names := range [][]string{{"etcd"}, {"etcd", "kubelet", "e2e.test"}} {
-		if _, err := b.folder(t.Context(), names); err != nil {
-			t.Fatal(err)
-		}
+		_, err := b.folder(t.Context(), names)
+		kit.Must(t, err)
 	}
 	kit.Same(t, "built, -want +got", []string{"etcd", "kubelet", "e2e.test"}, g.built)
 	if _, err := b.folder(t.Context(), []string{"kubemark"}); err == nil || !strings.Contains(err.Error(), "test/e2e has no program kubemark") {

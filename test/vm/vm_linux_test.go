@@ -57,9 +57,8 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 		t.Errorf("complaints %q", complaints.String())
 	}
 	for name, want := range map[string]string{"out/one": "1", "out/deep/two": "2"} {
-		if got, err := os.ReadFile(filepath.Join(dir, name)); string(got) != want {
-			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
-		}
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		kit.Check(t, string(got) == want, "%s: %q, %v; want %q", name, got, err, want)
 	}
 }
 
@@ -146,9 +145,8 @@ func TestTimeout(t *testing.T) {
 func TestSleep(t *testing.T) {
 	begin := time.Now()
 	code, err := machine(t).Run(t.Context(), vm.Job{Command: []string{"sleep", "3600"}})
-	if took := time.Since(begin); err != nil || code != 0 || took > 30*time.Minute {
-		t.Errorf("exit code %d, %v, after %s", code, err, took)
-	}
+	took := time.Since(begin)
+	kit.Check(t, err == nil && code == 0 && took <= 30*time.Minute, "exit code %d, %v, after %s", code, err, took)
 }
 
 // TestPanic checks that a kernel panic is an error, whatever the command's result.
@@ -216,9 +214,8 @@ func TestGoTest(t *testing.T) {
 }
 
 func TestUnknownKernel(t *testing.T) {
-	if _, err := vm.Prepare(t.Context(), "2.4", os.Stderr); err == nil || !strings.Contains(err.Error(), "must be one of 5.10") {
-		t.Errorf("error %v", err)
-	}
+	_, err := vm.Prepare(t.Context(), "2.4", os.Stderr)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "must be one of 5.10"), "error %v", err)
 }
 
 // lackingScript starts the proxy where a feature is missing. It hides modules before

@@ -202,9 +202,8 @@ func (n *node) diagnose(t *testing.T, flags ...string) (found []string, code int
 		Findings []struct{ ID, What string }
 		Checks   []struct{ Name, State, Note string }
 	}
-	if i := strings.Index(out, "{"); i < 0 || json.Unmarshal([]byte(out[i:]), &r) != nil {
-		t.Fatalf("exit %d\n%s", code, out)
-	}
+	i := strings.Index(out, "{")
+	kit.Need(t, i >= 0 && json.Unmarshal([]byte(out[i:]), &r) == nil, "exit %d\n%s", code, out)
 	vfp := false
 	for _, f := range r.Findings {
 		if f.ID == "vfp-extension" {
@@ -316,9 +315,8 @@ func TestEvents(t *testing.T) {
 	if code, output := m.run(t, "status", "shop/dns"); code != 0 || !has(output, "shop/dns: programmed", "session affinity has no timeout") {
 		t.Errorf("status shop/dns: exit code %d\n%s", code, output)
 	}
-	if text := m.fetch(t, "/services"); !has(text, `"unsupported":`, "shop/dns") {
-		t.Errorf("no condition in %s", text)
-	}
+	text := m.fetch(t, "/services")
+	kit.Check(t, has(text, `"unsupported":`, "shop/dns"), "no condition in %s", text)
 	m.hns.Release(6, int(cart.nodePort()))
 	m.event(t, "ServiceProgrammed", "cart", "Node node-a")
 

@@ -80,9 +80,8 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	n.start(t)
 	kit.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
 	n.checkIdle(t, "after a restart")
-	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
-		t.Errorf("a restart: %s, want no call that changes something", calls)
-	}
+	calls := n.hns.Calls().Sub(before)
+	kit.Check(t, calls.Writes("") == 0, "a restart: %s, want no call that changes something", calls)
 	n.kill(t)
 	before = n.hns.Calls()
 	n.start(t)
@@ -103,13 +102,11 @@ func (n *node) clean(t *testing.T) {
 	kit.Check(t, err == nil && code == 0, "--cleanup: exit code %d, %v\n%s", code, err, output)
 	n.awaitProgrammed(t)
 	for _, kind := range []hns.Kind{hns.LoadBalancer, hns.Endpoint} {
-		if made := n.hns.CreatedCount(kind); made != 0 {
-			t.Errorf("%d left of kind %s after --cleanup:\n%s", made, kind, output)
-		}
+		made := n.hns.CreatedCount(kind)
+		kit.Check(t, made == 0, "%d left of kind %s after --cleanup:\n%s", made, kind, output)
 	}
-	if have := len(n.hns.Objects(hns.Endpoint)); have != len(locals)+1 {
-		t.Errorf("%d endpoints of others, want %d", have, len(locals)+1)
-	}
+	have := len(n.hns.Objects(hns.Endpoint))
+	kit.Check(t, have == len(locals)+1, "%d endpoints of others, want %d", have, len(locals)+1)
 }
 
 // TestHNSFailures causes several failures. After each one, the previous state must be
@@ -410,9 +407,8 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	n.start(t, "--source-vip="+vip.String())
 	n.await(t, "two resyncs", func() bool { return n.hns.Calls().Lists(hns.LoadBalancer) >= 3 })
 	n.awaitProgrammed(t, web)
-	if calls := n.hns.Calls(); calls.Writes(hns.LoadBalancer) != 0 {
-		t.Errorf("%s, want no load balancer changed", calls)
-	}
+	calls := n.hns.Calls()
+	kit.Check(t, calls.Writes(hns.LoadBalancer) == 0, "%s, want no load balancer changed", calls)
 	for _, lb := range n.hns.Objects(hns.LoadBalancer) {
 		if !made[lb.ID()] {
 			t.Errorf("load balancer %s is new, want %v kept", lb.ID(), slices.Collect(maps.Keys(made)))
@@ -456,9 +452,8 @@ func TestListedEndpointsStay(t *testing.T) {
 				with(c)
 				n.awaitProgrammed(t, web.on("10.244.1.11"))
 				n.checkIdle(t, name)
-				if got := n.remote("10.244.2.11"); got != id {
-					t.Errorf("%s: endpoint %q, want %q", name, got, id)
-				}
+				got := n.remote("10.244.2.11")
+				kit.Check(t, got == id, "%s: endpoint %q, want %q", name, got, id)
 				n.save(t, web)
 				n.awaitProgrammed(t, web)
 				if got := n.remote("10.244.2.11"); got != id {

@@ -99,9 +99,8 @@ func TestNetworkSelection(t *testing.T) {
 				n.await(t, "bad health with its reason", func() bool {
 					return n.health(t).Status == http.StatusServiceUnavailable && has(n.fetch(t, "/services"), p.wantLog...)
 				})
-				if made := n.hns.Calls(); made.Writes("") != 0 {
-					t.Errorf("calls that change something: %s", made)
-				}
+				made := n.hns.Calls()
+				kit.Check(t, made.Writes("") == 0, "calls that change something: %s", made)
 			}
 			n.await(t, fmt.Sprintf("%q in the log", p.wantLog), func() bool { return has(n.process.Log(), p.wantLog...) })
 		})
@@ -118,19 +117,16 @@ func (n *node) install(t *testing.T, p networkCase) {
 	}
 	kit.Must(t, os.RemoveAll(filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy")))
 	for _, network := range p.networks {
-		if _, err := n.hns.AddNetwork(network); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.hns.AddNetwork(network)
+		kit.Must(t, err)
 	}
 	for ip, network := range p.pods {
-		if _, err := n.hns.AddPod(network, "pod-"+ip, netip.MustParseAddr(ip)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.hns.AddPod(network, "pod-"+ip, netip.MustParseAddr(ip))
+		kit.Must(t, err)
 	}
 	for ip, network := range p.remotes {
-		if _, err := n.hns.AddRemote(network, netip.MustParseAddr(ip), n.Other.IPv4, "02-11-00-00-00-01"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.hns.AddRemote(network, netip.MustParseAddr(ip), n.Other.IPv4, "02-11-00-00-00-01")
+		kit.Must(t, err)
 	}
 	if p.refuse != hns.OK {
 		kit.Must(t, n.hns.Inject(hns.Fault{Function: "Hcn*", Code: p.refuse}))
@@ -280,9 +276,8 @@ func (n *node) installPods(t *testing.T, network hns.NetworkConfig) {
 		pods["web"] = append(pods["web"], netip.MustParseAddr("fd00:10:244:1::11"))
 	}
 	for name, ips := range pods {
-		if _, err := n.hns.AddPod(network.Name, name, ips...); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.hns.AddPod(network.Name, name, ips...)
+		kit.Must(t, err)
 	}
 }
 
@@ -408,9 +403,8 @@ func TestPersonalities(t *testing.T) {
 			before := n.hns.Calls()
 			n.start(t)
 			n.awaitIdle(t)
-			if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
-				t.Errorf("a new process: %s, want no call that changes something", calls)
-			}
+			calls := n.hns.Calls().Sub(before)
+			kit.Check(t, calls.Writes("") == 0, "a new process: %s, want no call that changes something", calls)
 			n.awaitProgrammed(t, web, cart, dns)
 			n.stop(t)
 		})

@@ -168,9 +168,8 @@ func (n *node) stop(t *testing.T) {
 	case <-time.After(kit.Limit):
 		t.Fatal("the proxy does not stop")
 	}
-	if code, err := n.process.Wait(t.Context()); err != nil || code != 0 {
-		t.Errorf("the proxy ended with %d, %v", code, err)
-	}
+	code, err := n.process.Wait(t.Context())
+	kit.Check(t, err == nil && code == 0, "the proxy ended with %d, %v", code, err)
 }
 
 // kill ends the proxy as a crash does, and returns when HNS has finished the current

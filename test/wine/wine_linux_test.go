@@ -52,9 +52,8 @@ func TestPrograms(t *testing.T) {
 		kit.Check(t, err == nil && code == tc.code && strings.Contains(output, tc.output),
 			"%s: code %d, output %q, %v; want %d and %q", name, code, output, err, tc.code, tc.output)
 	}
-	if got, want := File("/a/b"), `Z:\a\b`; got != want {
-		t.Errorf("File = %s, want %s", got, want)
-	}
+	got, want := File("/a/b"), `Z:\a\b`
+	kit.Check(t, got == want, "File = %s, want %s", got, want)
 }
 
 func TestEnds(t *testing.T) {
@@ -125,9 +124,8 @@ func TestSplit(t *testing.T) {
 		"one\n" + late + "two\n":      {"one\ntwo\n", late},
 		"no err:or:other end\nerr: x": {"no err:or:other end\nerr: x", ""},
 	} {
-		if said, errs := split(text); said != want[0] || errs != want[1] {
-			t.Errorf("split(%q) = %q, %q, want %q", text, said, errs, want)
-		}
+		said, errs := split(text)
+		kit.Check(t, said == want[0] && errs == want[1], "split(%q) = %q, %q, want %q", text, said, errs, want)
 	}
 }
 
@@ -167,16 +165,13 @@ func TestCloseRemovesEverything(t *testing.T) {
 		t.Errorf("the folder of another Wine: %v", err)
 	}
 	for _, w := range []*Wine{w, other} {
-		if err := w.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		if _, err := os.Stat(w.prefix); !os.IsNotExist(err) {
-			t.Errorf("folder after Close: %v", err)
-		}
+		err := w.Close()
+		kit.Check(t, err == nil, "close: %v", err)
+		_, err = os.Stat(w.prefix)
+		kit.Check(t, os.IsNotExist(err), "folder after Close: %v", err)
 	}
-	if _, err := os.Stat(socket); !os.IsNotExist(err) {
-		t.Errorf("socket of the server after Close: %v", err)
-	}
+	_, err = os.Stat(socket)
+	kit.Check(t, os.IsNotExist(err), "socket of the server after Close: %v", err)
 }
 
 func TestPatch(t *testing.T) {
@@ -207,9 +202,8 @@ func TestConcurrentCopies(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := errors.Join(os.Remove(folder), release()); err != nil {
-					t.Error(err)
-				}
+				err = errors.Join(os.Remove(folder), release())
+				kit.Check(t, err == nil, "%v", err)
 			}
 		})
 	}
@@ -354,9 +348,8 @@ func TestWindowsPackages(t *testing.T) {
 	kit.Must(t, err)
 	kit.Must(t, cmd.Start())
 	report(t, read(t, out))
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("go test for windows: %v", err)
-	}
+	err = cmd.Wait()
+	kit.Check(t, err == nil, "go test for windows: %v", err)
 }
 
 // skipping joins tests to a pattern of go test. In it, slashes separate the patterns of

@@ -61,9 +61,8 @@ func (d *parity) run(t *testing.T, life []step) {
 			continue
 		}
 		d.awaitMarker(t)
-		if rest := d.compare(t, s.differ); rest != "" {
-			t.Errorf("%s:\n%s", s.name, rest)
-		}
+		rest := d.compare(t, s.differ)
+		kit.Check(t, rest == "", "%s:\n%s", s.name, rest)
 		known, ours := d.upstream.hns.Calls().Sub(before[0]), d.ours.hns.Calls().Sub(before[1])
 		t.Logf("%-42s calls %5d to %4d, writes %3d to %3d", s.name, total(known), total(ours), known.Writes(""), ours.Writes(""))
 	}
@@ -82,9 +81,8 @@ func addPod(ips ...string) func(*testing.T, *side) {
 	return func(t *testing.T, s *side) {
 		t.Helper()
 		for _, ip := range ips {
-			if _, err := s.hns.AddPod("net0", "pod-"+ip, netip.MustParseAddr(ip)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := s.hns.AddPod("net0", "pod-"+ip, netip.MustParseAddr(ip))
+			kit.Must(t, err)
 		}
 	}
 }
@@ -280,9 +278,8 @@ func (d *parity) end(t *testing.T) budget {
 	have := budget{ours.Writes(""), gaps(d.ours.hns.Journal())}
 	t.Logf("all: calls %d to %d, writes %d to %d, made again %d to %d", total(known), total(ours),
 		known.Writes(""), have.writes, gaps(d.upstream.hns.Journal()), have.gaps)
-	if warnings := d.ours.hns.Warnings(); len(warnings) > 0 {
-		t.Errorf("HNS warns of ours: %q", warnings)
-	}
+	warnings := d.ours.hns.Warnings()
+	kit.Check(t, len(warnings) == 0, "HNS warns of ours: %q", warnings)
 	for _, s := range d.sides() {
 		s.stop(t)
 	}
@@ -320,9 +317,8 @@ func TestNightlyLifecycle(t *testing.T) {
 		t.Run(fmt.Sprint(s.version, " ", s.network), func(t *testing.T) {
 			d := newParity(t, s)
 			d.run(t, rareLife())
-			if warnings := d.ours.hns.Warnings(); len(warnings) > 0 {
-				t.Errorf("HNS warns of ours: %q", warnings)
-			}
+			warnings := d.ours.hns.Warnings()
+			kit.Check(t, len(warnings) == 0, "HNS warns of ours: %q", warnings)
 			for _, x := range d.sides() {
 				x.stop(t)
 			}

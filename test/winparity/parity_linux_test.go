@@ -90,9 +90,8 @@ func share(t *testing.T, h *netlab.Host, ip netip.Addr) {
 	} {
 		words := strings.Fields(line)
 		cmd := exec.CommandContext(t.Context(), words[0], words[1:]...)
-		if err := errors.Join(h.Start(cmd), cmd.Wait()); err != nil {
-			t.Fatalf("%s: %v", line, err)
-		}
+		err := errors.Join(h.Start(cmd), cmd.Wait())
+		kit.Need(t, err == nil, "%s: %v", line, err)
 	}
 }
 
@@ -206,9 +205,8 @@ func newSide(t *testing.T, d *parity, host *netlab.Host, p proxy) *side {
 	if d.overlay() {
 		config.Routes = []hns.Route{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: d.lab.Other.IPv4, MAC: otherMAC}}
 	}
-	if _, err := s.hns.AddNetwork(config); err != nil {
-		t.Fatal(err)
-	}
+	_, err = s.hns.AddNetwork(config)
+	kit.Must(t, err)
 	s.macs = interfaces(t, host)
 	s.wine = wine.Start(t, wine.Options{Host: host, Env: []string{"HNS_SIM_ADDR=" + s.hns.Addr}})
 	t.Cleanup(func() {
@@ -324,8 +322,7 @@ func (s state) without(names ...string) state {
 }
 
 func sorted(s state) []string { return slices.Sorted(maps.Keys(s)) }
-
-func equal(a, b *app) bool { return a != nil && b != nil && reflect.DeepEqual(*a, *b) }
+func equal(a, b *app) bool    { return a != nil && b != nil && reflect.DeepEqual(*a, *b) }
 
 // app is a Service and its endpoints.
 type app struct {
@@ -515,7 +512,6 @@ func TestReasonsAreExplained(t *testing.T) {
 	for reason := range used {
 		kit.Check(t, strings.Contains(table, "\n| "+reason+" |"), "docs/windows.md has no row %q", reason)
 	}
-	if rows := strings.Count(table, "\n| ") - 1; rows != len(used) {
-		t.Errorf("docs/windows.md has %d rows, for %d reasons", rows, len(used))
-	}
+	rows := strings.Count(table, "\n| ") - 1
+	kit.Check(t, rows == len(used), "docs/windows.md has %d rows, for %d reasons", rows, len(used))
 }

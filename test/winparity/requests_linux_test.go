@@ -323,9 +323,8 @@ func (d *parity) situations() []step {
 	root := func(t *testing.T, s *side) {
 		t.Helper()
 		addPod(local, "10.244.1.12")(t, s)
-		if _, err := s.hns.AddPod("net0", "cbr0", netip.MustParseAddr("10.244.1.250")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.hns.AddPod("net0", "cbr0", netip.MustParseAddr("10.244.1.250"))
+		kit.Must(t, err)
 		s.start(t)
 	}
 	return []step{

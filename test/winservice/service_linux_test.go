@@ -166,9 +166,8 @@ func TestService(t *testing.T) {
 	s.run(t, "service stop", 0, "is stopped; what it programmed stays in force")
 	s.run(t, "service stop", 1, "is not running")
 	s.run(t, "service status", 1, "stopped\n")
-	if n := s.balancers(); n != 1 {
-		t.Errorf("%d load balancers after the stop, want 1", n)
-	}
+	n := s.balancers()
+	kit.Check(t, n == 1, "%d load balancers after the stop, want 1", n)
 	if log := s.log("kube-proxy"); !strings.Contains(log, "Stopped; the rules stay in force") {
 		t.Errorf("log: %s", log)
 	}

@@ -84,9 +84,8 @@ func TestDump(t *testing.T) {
 				if f == service.IPv4 && test.v4 != nil {
 					want = test.v4
 				}
-				if d := diff(sorted(slices.Clone(want)), dumped(t, test.filter)); d != "" {
-					t.Errorf("entries (-want +got):\n%s", d)
-				}
+				d := diff(sorted(slices.Clone(want)), dumped(t, test.filter))
+				kit.Check(t, d == "", "entries (-want +got):\n%s", d)
 			})
 		}
 	}
@@ -107,13 +106,11 @@ func TestDelete(t *testing.T) {
 				return f.Dst.Addr() != p.vip || f.Zone == 9
 			})
 			for _, want := range []int{len(lose), 0} { // the second time none is left
-				if n, err := (Netlink{}).Delete(t.Context(), have); n != want || err != nil {
-					t.Errorf("Delete = %d, %v, want %d", n, err, want)
-				}
+				n, err := (Netlink{}).Delete(t.Context(), have)
+				kit.Check(t, n == want && err == nil, "Delete = %d, %v, want %d", n, err, want)
 			}
-			if d := diff(sorted(keep), dumped(t, Filter{Family: f})); d != "" {
-				t.Errorf("entries left (-want +got):\n%s", d)
-			}
+			d := diff(sorted(keep), dumped(t, Filter{Family: f}))
+			kit.Check(t, d == "", "entries left (-want +got):\n%s", d)
 		})
 	}
 }
@@ -130,16 +127,14 @@ func TestDeleteKeepsSuccessor(t *testing.T) {
 			isolate(t)
 			inject(t, []Flow{found})
 			old := dumped(t, Filter{Family: service.IPv4})
-			if n, err := (Netlink{}).Delete(t.Context(), old); n != 1 || err != nil {
-				t.Fatalf("Delete = %d, %v, want 1", n, err)
-			}
+			n, err := (Netlink{}).Delete(t.Context(), old)
+			kit.Need(t, n == 1 && err == nil, "Delete = %d, %v, want 1", n, err)
 			inject(t, []Flow{successor})
 			if n, err := (Netlink{}).Delete(t.Context(), old); n != 0 || err != nil {
 				t.Errorf("Delete = %d, %v, want 0", n, err)
 			}
-			if d := diff([]Flow{successor}, dumped(t, Filter{Family: service.IPv4})); d != "" {
-				t.Errorf("entries left (-want +got):\n%s", d)
-			}
+			d := diff([]Flow{successor}, dumped(t, Filter{Family: service.IPv4}))
+			kit.Check(t, d == "", "entries left (-want +got):\n%s", d)
 		})
 	}
 }
@@ -163,12 +158,10 @@ func TestDeleteKeepsEstablished(t *testing.T) {
 					found[i].State, found[i].Answered = tcpSynSent, false
 				}
 			}
-			if n, err := (Netlink{}).Delete(t.Context(), found); n != 3 || err != nil {
-				t.Errorf("Delete = %d, %v, want 3", n, err)
-			}
-			if d := diff(all[1:2], dumped(t, Filter{Family: f})); d != "" {
-				t.Errorf("entries left (-want +got):\n%s", d)
-			}
+			n, err := (Netlink{}).Delete(t.Context(), found)
+			kit.Check(t, n == 3 && err == nil, "Delete = %d, %v, want 3", n, err)
+			d := diff(all[1:2], dumped(t, Filter{Family: f}))
+			kit.Check(t, d == "", "entries left (-want +got):\n%s", d)
 		})
 	}
 }
@@ -184,9 +177,8 @@ func TestDumpStates(t *testing.T) {
 		all[i].Protocol, all[i].State, all[i].Answered, all[i].Owed = service.TCP, uint8(i+1), i > 0, i == 2
 	}
 	inject(t, all)
-	if d := diff(sorted(slices.Clone(all)), dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP})); d != "" {
-		t.Errorf("entries (-want +got):\n%s", d)
-	}
+	d := diff(sorted(slices.Clone(all)), dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP}))
+	kit.Check(t, d == "", "entries (-want +got):\n%s", d)
 	some := dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, OneWay: true})
 	if len(some) != 1 && len(some) != len(all) || diff(all[:1], some[:1]) != "" || some[0].Expires < 3000 || time.Since(some[0].Since) > time.Minute {
 		t.Errorf("entries without answer: %v", some)
@@ -210,13 +202,11 @@ func TestDeleteRefusesEmptyFlow(t *testing.T) {
 	inject(t, p.flows(2, to(p.vip, 53), p.a))
 	want := dumped(t, Filter{Family: service.IPv4})
 	for _, f := range []Flow{{}, {Protocol: service.UDP, ID: 1}, {ReplySrc: p.a}, {ReplyDst: p.a}} {
-		if n, err := (Netlink{}).Delete(t.Context(), []Flow{want[0], f}); n != 0 || err == nil {
-			t.Errorf("Delete(%v) = %d, %v, want an error", f, n, err)
-		}
+		n, err := (Netlink{}).Delete(t.Context(), []Flow{want[0], f})
+		kit.Check(t, n == 0 && err != nil, "Delete(%v) = %d, %v, want an error", f, n, err)
 	}
-	if d := diff(want, dumped(t, Filter{Family: service.IPv4})); d != "" {
-		t.Errorf("entries left (-want +got):\n%s", d)
-	}
+	d := diff(want, dumped(t, Filter{Family: service.IPv4}))
+	kit.Check(t, d == "", "entries left (-want +got):\n%s", d)
 }
 
 func TestRetryDump(t *testing.T) {
@@ -260,9 +250,8 @@ func TestLocal(t *testing.T) {
 				p.remote.Next():               false, // there is no route
 				netip.IPv6LinkLocalAllNodes(): false,
 			} {
-				if got, err := (Netlink{}).Local(t.Context(), addr); got != want || err != nil {
-					t.Errorf("Local(%s) = %t, %v, want %t", addr, got, err, want)
-				}
+				got, err := (Netlink{}).Local(t.Context(), addr)
+				kit.Check(t, got == want && err == nil, "Local(%s) = %t, %v, want %t", addr, got, err, want)
 			}
 		})
 	}
@@ -274,12 +263,10 @@ func TestContextEnded(t *testing.T) {
 	cancel()
 	p := newAddresses(service.IPv4)
 	inject(t, p.flows(1, to(p.vip, 53), p.a))
-	if err := (Netlink{}).Dump(ctx, Filter{}, func(Flow) {}); !errors.Is(err, context.Canceled) {
-		t.Errorf("Dump = %v, want %v", err, context.Canceled)
-	}
-	if _, err := (Netlink{}).Delete(ctx, p.flows(1, to(p.vip, 53), p.a)); !errors.Is(err, context.Canceled) {
-		t.Errorf("Delete = %v, want %v", err, context.Canceled)
-	}
+	err := (Netlink{}).Dump(ctx, Filter{}, func(Flow) {})
+	kit.Check(t, errors.Is(err, context.Canceled), "Dump = %v, want %v", err, context.Canceled)
+	_, err = (Netlink{}).Delete(ctx, p.flows(1, to(p.vip, 53), p.a))
+	kit.Check(t, errors.Is(err, context.Canceled), "Delete = %v, want %v", err, context.Canceled)
 }
 
 // TestReadDump reads recorded messages. A dump that the kernel interrupted is an error, so
@@ -345,8 +332,7 @@ func TestShortAttributes(t *testing.T) {
 		}
 		got := tuple{protocol: 17, from: 1, to: 2}
 		got.decodeProto(e.Buf)
-		if want := (tuple{protocol: 17, from: 1, to: 2}); got != want {
-			t.Errorf("attributes of %d bytes: %+v, want %+v", size, got, want)
-		}
+		want := (tuple{protocol: 17, from: 1, to: 2})
+		kit.Check(t, got == want, "attributes of %d bytes: %+v, want %+v", size, got, want)
 	}
 }

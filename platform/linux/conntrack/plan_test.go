@@ -164,9 +164,8 @@ func TestChanges(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if d := ruleDiff(test.want, Changes(test.before, test.after)); d != "" {
-				t.Errorf("Changes (-want +got):\n%s", d)
-			}
+			d := ruleDiff(test.want, Changes(test.before, test.after))
+			kit.Check(t, d == "", "Changes (-want +got):\n%s", d)
 		})
 	}
 }
@@ -187,9 +186,8 @@ func TestChangesOfEndpoints(t *testing.T) {
 	for i := range 64 {
 		for j := range 64 {
 			old, new := draw(i), draw(j)
-			if d := ruleDiff(compareRules(rules(old), rules(new)), Changes(old, new)); d != "" {
-				t.Fatalf("from %v to %v (-want +got):\n%s", old.Cluster, new.Cluster, d)
-			}
+			d := ruleDiff(compareRules(rules(old), rules(new)), Changes(old, new))
+			kit.Need(t, d == "", "from %v to %v (-want +got):\n%s", old.Cluster, new.Cluster, d)
 		}
 	}
 }
@@ -216,9 +214,8 @@ func TestBetween(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if d := ruleDiff(test.want, Between(test.from, test.to, service.IPv4)); d != "" {
-				t.Errorf("Between (-want +got):\n%s", d)
-			}
+			d := ruleDiff(test.want, Between(test.from, test.to, service.IPv4))
+			kit.Check(t, d == "", "Between (-want +got):\n%s", d)
 		})
 	}
 }
@@ -282,9 +279,8 @@ func TestStale(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := newMatcher(test.rules, answers, outside).stale(test.flow); got != test.want {
-				t.Errorf("stale(%s by %s) = %t, want %t", test.flow.Dst, test.flow.ReplySrc, got, test.want)
-			}
+			kit.Equal(t, newMatcher(test.rules, answers, outside).stale(test.flow), test.want,
+				"stale(%s by %s)", test.flow.Dst, test.flow.ReplySrc)
 		})
 	}
 }
@@ -504,9 +500,8 @@ func TestDecodeFlow(t *testing.T) {
 		_, _ = decodeFlow(raw[:n])
 	}
 	for _, short := range [][]byte{nil, raw[:3], raw[:nfgenmsgSize], raw[:nfgenmsgSize+52]} {
-		if f, err := decodeFlow(short); err == nil {
-			t.Errorf("decodeFlow(%x) = %v, want an error", short, f)
-		}
+		f, err := decodeFlow(short)
+		kit.Check(t, err != nil, "decodeFlow(%x) = %v, want an error", short, f)
 	}
 }
 
@@ -545,8 +540,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if _, err := encodeDelete(flow); err != nil {
-			t.Errorf("decodeFlow accepts %v, encodeDelete says %v", flow, err)
-		}
+		_, err = encodeDelete(flow)
+		kit.Check(t, err == nil, "decodeFlow accepts %v, encodeDelete says %v", flow, err)
 	})
 }

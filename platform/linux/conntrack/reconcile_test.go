@@ -93,9 +93,8 @@ func TestSyncChecksChangesOnly(t *testing.T) {
 	k.sync(r, snapshot(udp(epA)), 0, nil)
 	kit.Check(t, len(k.dumps) == 0, "dumps without a change: %v", k.dumps)
 	k.sync(r, snapshot(udp(epA), late), 1, nil)
-	if want := []Filter{{Protocol: service.UDP, Addr: addr("203.0.113.9"), Port: 53}}; !slices.Equal(want, k.dumps) {
-		t.Errorf("dumps = %v, want %v", k.dumps, want)
-	}
+	want := []Filter{{Protocol: service.UDP, Addr: addr("203.0.113.9"), Port: 53}}
+	kit.Check(t, slices.Equal(want, k.dumps), "dumps = %v, want %v", k.dumps, want)
 	k.expect(good)
 
 	stale := flow("10.96.0.10:53", epC) // stale for an unknown reason
@@ -124,9 +123,8 @@ func TestSyncTriesAgain(t *testing.T) {
 			n, err := r.Sync(t.Context(), snapshot())
 			kit.Check(t, errors.Is(err, broken), "Sync = %d, %v, want %v", n, err, broken)
 			fail(k, nil)
-			if _, err := r.Sync(t.Context(), snapshot()); err != nil {
-				t.Errorf("Sync = %v", err)
-			}
+			_, err = r.Sync(t.Context(), snapshot())
+			kit.Check(t, err == nil, "Sync = %v", err)
 			k.expect()
 		})
 	}
@@ -144,9 +142,8 @@ func TestReconcileNodePorts(t *testing.T) {
 		[]Rule{rule(nodePort, epA), rule(service.Frontend{Port: 30054}, epA)}, now)
 	kit.Check(t, n == 1 && err == nil, "Reconcile = %d, %v, want 1", n, err)
 	k.expect(elsewhere, elsewhere, notAnswering, loopback, claimed)
-	if want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}; !slices.Equal(want, k.localCalls) {
-		t.Errorf("asked for %v, want %v, each once", k.localCalls, want)
-	}
+	want := []netip.Addr{addr("192.0.2.1"), addr("192.0.2.7")}
+	kit.Check(t, slices.Equal(want, k.localCalls), "asked for %v, want %v, each once", k.localCalls, want)
 }
 
 func TestReconcileInBatches(t *testing.T) {
@@ -217,9 +214,8 @@ func TestConnectionScansAreLimited(t *testing.T) {
 			endpoint := []string{epA, epB}[i%2]
 			gone := []string{epB, epA}[i%2]
 			k.table = []Flow{flow("10.96.0.10:53", gone), syn(gone)}
-			if _, err := r.Sync(t.Context(), both(endpoint)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := r.Sync(t.Context(), both(endpoint))
+			kit.Must(t, err)
 			if len(k.table) == 0 {
 				scans++
 			} else if k.expect(syn(gone)); r.ResyncAfter() <= 0 {

@@ -72,9 +72,8 @@ func TestHungProxy(t *testing.T) {
 	n.Proc = procWith("kube-proxy\x00--service-proxy-name=edge")
 	for name, hangs := range map[string]bool{"": false, "edge": true} {
 		n.ProxyName = name
-		if what, _, several := n.Hung(); (what != "") != hangs || several {
-			t.Errorf("for Services of %q: %q", name, what)
-		}
+		what, _, several := n.Hung()
+		kit.Check(t, (what != "") == hangs && !several, "for Services of %q: %q", name, what)
 	}
 }
 
@@ -153,9 +152,8 @@ func TestLeftovers(t *testing.T) {
 	expect(t, n.otherProxies, nil)
 	n.Answered = false
 	n.Proc, n.Targets = fstest.MapFS{}, []Target{{"x", false, func(context.Context) (string, error) { return "", fs.ErrPermission }}}
-	if _, err := n.leftovers(t.Context()); err == nil {
-		t.Error("a place that cannot be read is no error")
-	}
+	_, err := n.leftovers(t.Context())
+	kit.Check(t, err != nil, "a place that cannot be read is no error")
 }
 
 func TestVariants(t *testing.T) {
@@ -451,9 +449,8 @@ func TestAccelerationFailures(t *testing.T) {
 	failed := errors.New("failed")
 	n := newAccelerated(nil, socketlb.Presence{})
 	n.Acceleration.Present = func(service.Family) (socketlb.Presence, error) { return socketlb.Presence{}, failed }
-	if _, err := n.acceleration(t.Context()); !errors.Is(err, failed) {
-		t.Errorf("the kernel cannot be asked: %v", err)
-	}
+	_, err := n.acceleration(t.Context())
+	kit.Check(t, errors.Is(err, failed), "the kernel cannot be asked: %v", err)
 	n.Acceleration.Wanted = false
 	expect(t, n.acceleration, nil)
 	n.Acceleration.Present = func(service.Family) (socketlb.Presence, error) {
@@ -470,8 +467,7 @@ func TestAccelerationFailures(t *testing.T) {
 	for _, name := range []string{"proc/self/mounts", "proc/self/status", "proc/sys/kernel/osrelease"} {
 		n = newAccelerated(nil, socketlb.Presence{})
 		delete(n.Files.(fstest.MapFS), name)
-		if _, err := n.acceleration(t.Context()); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), name) {
-			t.Errorf("without %s: %v", name, err)
-		}
+		_, err := n.acceleration(t.Context())
+		kit.Check(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), name), "without %s: %v", name, err)
 	}
 }

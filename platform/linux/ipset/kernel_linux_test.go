@@ -137,9 +137,8 @@ func TestElements(t *testing.T) {
 		kit.Must(t, k.Del(s, entries(all[last:])))
 		wantList(t, k, s, entries(all[:last])...)
 		kit.Must(t, k.Add(s, nil), k.Del(s, nil), k.Destroy(s.Name), k.Destroy(s.Name))
-		if _, err := k.List(s); !errors.Is(err, ErrMissing) {
-			t.Errorf("list of no set: %v", err)
-		}
+		_, err := k.List(s)
+		kit.Check(t, errors.Is(err, ErrMissing), "list of no set: %v", err)
 	})
 }
 
@@ -266,9 +265,8 @@ func TestHeaders(t *testing.T) {
 		kit.Same(t, "heads (-want +got)", want, got)
 		// Without a name, the kernel would destroy all sets.
 		kit.Must(t, k.Destroy(""), k.Destroy("A"))
-		if after := run(t, "", "ipset", "save"); after != before {
-			t.Errorf("others' sets were\n%s\nand are\n%s", before, after)
-		}
+		after := run(t, "", "ipset", "save")
+		kit.Check(t, after == before, "others' sets were\n%s\nand are\n%s", before, after)
 	})
 }
 
@@ -477,17 +475,15 @@ func TestCutAnswers(t *testing.T) {
 	w := e.Buf
 	for n := range w {
 		cut := w[:n]
-		if got := appendMembers(nil, cut); len(got) != 0 {
-			t.Errorf("%d of %d bytes are %v", n, len(w), got)
-		}
+		got := appendMembers(nil, cut)
+		kit.Check(t, len(got) == 0, "%d of %d bytes are %v", n, len(w), got)
 		short := readMember(cut[min(n, 4):])
 		if short.Addr.IsValid() && short.Addr != m.Addr || short.Net.IsValid() && short.Net.Addr() != m.Net.Addr() {
 			t.Errorf("%d of %d bytes are %v", n, len(w), short)
 		}
 	}
-	if got := appendMembers(nil, w); len(got) != 1 || got[0] != m {
-		t.Errorf("all bytes are %v, want %v", got, m)
-	}
+	got := appendMembers(nil, w)
+	kit.Check(t, len(got) == 1 && got[0] == m, "all bytes are %v, want %v", got, m)
 }
 
 // TestShortAttributes parses attributes that are too short for their type.
@@ -500,9 +496,8 @@ func TestShortAttributes(t *testing.T) {
 		if e := readMember(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
 			t.Errorf("attribute %d is read as %v", typ, e)
 		}
-		if h := readHeader(w); h.Entries != 0 || h.References != 0 {
-			t.Errorf("attribute %d is read as %v", typ, h)
-		}
+		h := readHeader(w)
+		kit.Check(t, h.Entries == 0 && h.References == 0, "attribute %d is read as %v", typ, h)
 		binary.NativeEndian.PutUint16(w, 3)
 		if e := readMember(w); e != (Member{}) {
 			t.Errorf("attribute of 3 bytes is read as %v", e)

@@ -100,9 +100,8 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 			if p := apply(t, b, want); p.Outcome().FullSync {
 				t.Errorf("before %q: the tables are read though nobody touched them", args)
 			}
-			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v\n%s", args, err, out)
-			}
+			out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput()
+			kit.Need(t, err == nil, "%s: %v\n%s", args, err, out)
 			// On a busy machine checksums take long and are made less often.
 			kit.Check(t, poll(func() bool { return touched(t, b) }), "after %q: not noticed", args)
 			p := apply(t, b, want)
@@ -139,9 +138,8 @@ func TestRefusalStaysTheSame(t *testing.T) {
 		{"line 99 failed", "*nat\n", "line 99 failed: exit status 1"},
 		{"who knows", "*nat\n", "who knows: exit status 1"},
 	} {
-		if got := restoreError(fault, tc.said, tc.text); got.Error() != tc.want {
-			t.Errorf("%q: %q, want %q", tc.said, got, tc.want)
-		}
+		got := restoreError(fault, tc.said, tc.text)
+		kit.Check(t, got.Error() == tc.want, "%q: %q, want %q", tc.said, got, tc.want)
 	}
 }
 
@@ -154,9 +152,8 @@ func TestProbe(t *testing.T) {
 		runCommand(t, b, "-t nat -S")
 		before, err := b.driver.Save(context.Background())
 		kit.Must(t, err)
-		if err := Probe(b.family, Options{}); err != nil {
-			t.Errorf("Probe: %v", err)
-		}
+		err = Probe(b.family, Options{})
+		kit.Check(t, err == nil, "Probe: %v", err)
 		if after, err := b.driver.Save(context.Background()); err != nil || strings.Contains(after, "KUBE-") {
 			t.Errorf("Probe left, %v:\n%s\nwhere there was:\n%s", err, after, before)
 		}
@@ -169,9 +166,8 @@ func TestProbe(t *testing.T) {
 		kit.Must(t, os.WriteFile(filepath.Join(poor, name+"-restore"), []byte(refuses), 0o755))
 		t.Setenv("PATH", poor+":"+os.Getenv("PATH"))
 		const want = "there is no match statistic (kernel module xt_statistic), no match bpf (kernel module xt_bpf): "
-		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Probe = %v, want %q", err, want)
-		}
+		err = Probe(b.family, Options{})
+		kit.Check(t, err != nil && strings.Contains(err.Error(), want), "Probe = %v, want %q", err, want)
 		t.Setenv("PATH", t.TempDir())
 		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
 			t.Errorf("Probe without the command: %v", err)
@@ -205,9 +201,8 @@ func TestVariantOfTheNode(t *testing.T) {
 			poor := t.TempDir()
 			kit.Must(t, os.Symlink("/usr/sbin/"+long+suffix, filepath.Join(poor, long+suffix)))
 			t.Setenv("PATH", poor)
-			if got := commandPrefix(b.family); got != command(b.family) {
-				t.Errorf("with %s alone, %s was chosen", long+suffix, got)
-			}
+			got := commandPrefix(b.family)
+			kit.Check(t, got == command(b.family), "with %s alone, %s was chosen", long+suffix, got)
 		}
 	})
 }
@@ -224,13 +219,11 @@ func TestRulesCount(t *testing.T) {
 			edits = []string{"-t filter -I KUBE-FORWARD 1 " + invalidRule + " -c 7 700", "-t nat -I KUBE-POSTROUTING 1 " + loopbackRule + " -c 3 180"}
 		}
 		for _, e := range edits {
-			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(e)...).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v\n%s", e, err, out)
-			}
+			out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(e)...).CombinedOutput()
+			kit.Need(t, err == nil, "%s: %v\n%s", e, err, out)
 		}
-		if got, err := b.Packets(t.Context()); err != nil || got != want {
-			t.Errorf("Packets = %+v, %v, want %+v", got, err, want)
-		}
+		got, err := b.Packets(t.Context())
+		kit.Check(t, err == nil && got == want, "Packets = %+v, %v, want %+v", got, err, want)
 	})
 }
 
@@ -324,9 +317,8 @@ func TestNoTablesNeedNoRight(t *testing.T) {
 				t.Fatal(err)
 			}
 			what, err := Leftovers{Variant: Legacy, Family: b.family}.Find(t.Context())
-			if backErr := unix.Capset(&none, &rights[0]); backErr != nil {
-				t.Fatal(backErr)
-			}
+			backErr := unix.Capset(&none, &rights[0])
+			kit.Need(t, backErr == nil, "%v", backErr)
 			kit.Check(t, what == "" && (err != nil) == tables, "with tables %t: Find = %q, %v", tables, what, err)
 		}
 	})
@@ -416,13 +408,11 @@ func TestDormantTables(t *testing.T) {
 			runNFT(t, dormant)
 			kit.Need(t, poll(func() bool { return touched(t, b) }), "%s: not noticed", dormant)
 			p := apply(t, b, want)
-			if drift := strings.Join(p.Outcome().Drift, "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
-				t.Errorf("%s: drift %q", dormant, drift)
-			}
+			drift := strings.Join(p.Outcome().Drift, "\n")
+			kit.Check(t, strings.Contains(drift, "table "+table+" is dormant"), "%s: drift %q", dormant, drift)
 			kit.Check(t, !touched(t, b), "%s: our own change counts as another one's", dormant)
-			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
-				t.Errorf("still dormant:\n%s", text)
-			}
+			text := runNFT(t, "list table "+name)
+			kit.Check(t, !strings.Contains(text, "dormant"), "still dormant:\n%s", text)
 			runNFT(t, dormant)
 			b.Forget()
 			apply(t, b, want)

@@ -205,9 +205,8 @@ func TestSecondJumpBehindWhatPasses(t *testing.T) {
 	const ours, accept = "-j KUBE-SERVICES", "-j ACCEPT"
 	k.Tables[nat]["PREROUTING"], k.Dirty = []string{ours, accept, ours}, true
 	apply(t, b, simple(3))
-	if got := k.Tables[nat]["PREROUTING"]; !slices.Equal(got, []string{ours, accept}) {
-		t.Errorf("chain PREROUTING is %q", got)
-	}
+	got := k.Tables[nat]["PREROUTING"]
+	kit.Check(t, slices.Equal(got, []string{ours, accept}), "chain PREROUTING is %q", got)
 }
 
 // TestSurplusJumpsGo adds jumps to our chains beside ours. Those that a service proxy

@@ -122,9 +122,8 @@ func TestTreesReachEveryEntry(t *testing.T) {
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
 	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: generate.IsNodeLocal(to.Addr())}
-	if got, v := k.Trace(c, generate.IsNodeLocal), route.Decide(want, c); got.Action != v.Action {
-		t.Fatalf("%v: %v, want %v: %s", c, got.Action, v.Action, v.Reason)
-	}
+	got, v := k.Trace(c, generate.IsNodeLocal), route.Decide(want, c)
+	kit.Need(t, got.Action == v.Action, "%v: %v, want %v: %s", c, got.Action, v.Action, v.Reason)
 }
 
 // TestAddressOfTheNodeGoesBeforeNodePorts has a load balancer address and an external IP
@@ -184,9 +183,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	apply(t, b, more)
 	less := more.With(4, few.Node, []service.Change{{Old: more.Port(service.IPv4, simplePort(2).Name)}})
 	apply(t, b, less)
-	if n := strings.Count(k.Text(), "shop/web-"); n != 2*(40-1+1) {
-		t.Errorf("%d entries, want 80", n)
-	}
+	n := strings.Count(k.Text(), "shop/web-")
+	kit.Check(t, n == 2*(40-1+1), "%d entries, want 80", n)
 	p := apply(t, b, simple(1))
 	if n := strings.Count(k.Text(), "shop/web-"); n != 2 {
 		t.Errorf("%d entries once all was read, want 2", n)
@@ -277,9 +275,8 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	for _, gone := range []string{"KUBE-SEP-", "KUBE-SVC-NPX46M4PTMTKRN6Y", "KUBE-EXTERNAL-SERVICES", "10.96.0.1/32"} {
 		kit.Check(t, !strings.Contains(text, gone), "%s is left:\n%s", gone, text)
 	}
-	if n := strings.Count(text, "-A PREROUTING"); n != 1 {
-		t.Errorf("%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
-	}
+	n := strings.Count(text, "-A PREROUTING")
+	kit.Check(t, n == 1, "%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
 	removed := p.Outcome().Removed
 	if len(removed) != 1 || removed[0].Frontends[0].Addr.String() != "10.96.0.1" || removed[0].Frontends[0].Port != 443 {
 		t.Errorf("removed = %v, want 10.96.0.1:443", removed)
@@ -338,9 +335,8 @@ func TestHalfProgrammed(t *testing.T) {
 			left--
 			return errors.New("not now")
 		}
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Errorf("%d refusals: %v", refusals, err)
-		}
+		err = p.Apply(t.Context()).Err
+		kit.Check(t, err == nil, "%d refusals: %v", refusals, err)
 		fresh := newFake()
 		apply(t, newBackend(service.IPv4, fresh), want)
 		kit.Same(t, fmt.Sprintf("%d refusals: chains (-fresh +now)", refusals), parse(fresh.Text(), nil).chains, parse(k.Text(), nil).chains, cmp.AllowUnexported(id{}))
@@ -386,9 +382,8 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	failed := reconcile.PortErrors(err)
 	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-042" && errors.Is(failed[0], errInjected),
 		"Apply = %v, want one failure of web-042", err)
-	if got := strings.Count(k.Text(), "shop/web-"); got != 198 {
-		t.Errorf("%d entries programmed, want 198", got)
-	}
+	got := strings.Count(k.Text(), "shop/web-")
+	kit.Check(t, got == 198, "%d entries programmed, want 198", got)
 	kit.Check(t, k.Restores <= 30, "%d restores, want about two per halving", k.Restores)
 	k.Refuse = nil
 	apply(t, b, want)
@@ -415,12 +410,10 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	b := newBackend(service.IPv4, k) // as after a restart
 	p, err := b.Plan(context.Background(), want)
 	kit.Must(t, err)
-	if failed := reconcile.PortErrors(p.Apply(context.Background()).Err); len(failed) != 1 || failed[0].Name.Name != "web-001" {
-		t.Errorf("failed: %v, want web-001", failed)
-	}
-	if got := k.Tables[nat][portChainName(clusterPrefix, changed)]; !slices.Equal(got, had) {
-		t.Errorf("the refused Service has now %q, had %q", got, had)
-	}
+	failed := reconcile.PortErrors(p.Apply(context.Background()).Err)
+	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-001", "failed: %v, want web-001", failed)
+	got := k.Tables[nat][portChainName(clusterPrefix, changed)]
+	kit.Check(t, slices.Equal(got, had), "the refused Service has now %q, had %q", got, had)
 	if text := k.Text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
 		t.Errorf("want web-001 to be there and web-002 to be gone:\n%s", text)
 	}
@@ -451,19 +444,16 @@ func TestPieces(t *testing.T) {
 			kit.Check(t, !strings.HasPrefix(line, "-I ") && !strings.HasPrefix(line, "-X "),
 				"text %d of %d changes what packets meet: %s", i+1, len(k.Texts), line)
 		}
-		if n := strings.Count(text, "\n-A "); n > 3*k.Piece {
-			t.Errorf("text %d has %d rules", i+1, n)
-		}
+		n := strings.Count(text, "\n-A ")
+		kit.Check(t, n <= 3*k.Piece, "text %d has %d rules", i+1, n)
 	}
-	if last := k.Texts[len(k.Texts)-1]; strings.Contains(last, "\n:") {
-		t.Errorf("the last text makes chains:\n%s", last)
-	}
+	last := k.Texts[len(k.Texts)-1]
+	kit.Check(t, !strings.Contains(last, "\n:"), "the last text makes chains:\n%s", last)
 	before := k.Restores
 	ports[0] = servicePort(100)
 	apply(t, b, service.New(2, &service.Node{NodePorts: service.AnyAddress()}, ports))
-	if n := k.Restores - before; n != 1 {
-		t.Errorf("a change of one Service takes %d texts", n)
-	}
+	n := k.Restores - before
+	kit.Check(t, n == 1, "a change of one Service takes %d texts", n)
 }
 
 // A process that dies between two pieces leaves what the next one takes over.
@@ -484,9 +474,8 @@ func TestDeathBetweenPieces(t *testing.T) {
 	}
 	p, err := newBackend(service.IPv4, k).Plan(context.Background(), want)
 	kit.Must(t, err)
-	if out := p.Apply(context.Background()); out.Err == nil {
-		t.Fatal("no error although iptables was busy")
-	}
+	out := p.Apply(context.Background())
+	kit.Need(t, out.Err != nil, "no error although iptables was busy")
 	k.Refuse = nil
 	apply(t, newBackend(service.IPv4, k), want)
 	fresh := newFake()

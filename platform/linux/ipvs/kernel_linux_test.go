@@ -227,9 +227,8 @@ func TestAlteredServedSet(t *testing.T) {
 		for _, args := range [][]string{
 			{"create", "OTHER", string(served.Type), "comment", "maxelem", "9"}, {"swap", "OTHER", served.Name}, {"destroy", "OTHER"},
 		} {
-			if out, err := exec.Command("ipset", args...).CombinedOutput(); err != nil {
-				t.Fatalf("ipset %v: %v\n%s", args, err, out)
-			}
+			out, err := exec.Command("ipset", args...).CombinedOutput()
+			kit.Need(t, err == nil, "ipset %v: %v\n%s", args, err, out)
 		}
 		wantSets(false)
 		do(addSets)

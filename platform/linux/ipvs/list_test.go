@@ -46,9 +46,8 @@ func TestListing(t *testing.T) {
 		"UDP: %+v, one that is left out: %+v", udp, omitted)
 	kit.Check(t, len(sctp.dests) == 1 && sctp.dests[0].addr == netip.MustParseAddrPort("[fd00:10:244:1::11]:8080"),
 		"SCTP: %+v", sctp.dests)
-	if err := fillDests(servers, strings.NewReader("TCP 0A60000A:0050 rr\n -> nonsense Masq 1 0 0\n")); err == nil {
-		t.Error("nonsense is taken for a destination")
-	}
+	err := fillDests(servers, strings.NewReader("TCP 0A60000A:0050 rr\n -> nonsense Masq 1 0 0\n"))
+	kit.Check(t, err != nil, "nonsense is taken for a destination")
 }
 
 // TestExternalAddressOfTheNodeGoesBeforeNodePorts checks that a node address that is an
@@ -80,9 +79,8 @@ func TestExternalAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 		}{{c.change, c.dests}, {back, 1}} {
 			s, _ = applyChanges(t, b, s, x.change)
 			applyUntilDrained(t, b, k, s)
-			if n := len(k.servers[own].dests); n != x.dests {
-				t.Errorf("%s: %d destinations at %s, want %d", name, n, own, x.dests)
-			}
+			n := len(k.servers[own].dests)
+			kit.Check(t, n == x.dests, "%s: %d destinations at %s, want %d", name, n, own, x.dests)
 			k.clock = k.clock.Add(time.Minute)
 			wantLines(t, planOf(t, b, s))
 			if n := len(k.servers); n != len(portsOf(s, service.IPv4))+2 { // two addresses answer NodePorts
@@ -173,9 +171,8 @@ func TestUpstreamAdopted(t *testing.T) {
 			if err := plan.Apply(t.Context()).Err; took != made || (err == nil) != made {
 				t.Errorf("taken over %t, %v\n%s", took, err, plan.Changes())
 			}
-			if got := k.servers[at]; got.owned() != made || got.dests[held.addr] != held {
-				t.Errorf("there is %v", got)
-			}
+			got := k.servers[at]
+			kit.Check(t, got.owned() == made && got.dests[held.addr] == held, "there is %v", got)
 		})
 	}
 }
@@ -255,9 +252,8 @@ func TestReadOnce(t *testing.T) {
 		return w.Faults
 	}
 	for _, p := range []*service.Port{first, second, first} {
-		if got, want := ask(once, p), ask(anew, p); !slices.Equal(got, want) || len(want) == 0 {
-			t.Errorf("%s: faults %q, want %q", p.Name, got, want)
-		}
+		got, want := ask(once, p), ask(anew, p)
+		kit.Check(t, slices.Equal(got, want) && len(want) != 0, "%s: faults %q, want %q", p.Name, got, want)
 	}
 	k.reads = 0
 	ask(once, second)

@@ -166,9 +166,8 @@ func TestAdoption(t *testing.T) {
 	apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
 	ops := k.ops
 	p := apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
-	if s := p.Changes().String(); s != "" || k.ops != ops {
-		t.Errorf("a new process would do:\n%s", s)
-	}
+	s := p.Changes().String()
+	kit.Check(t, s == "" && k.ops == ops, "a new process would do:\n%s", s)
 }
 
 // TestDrift checks that foreign changes are found within the sync period, and reported.
@@ -257,9 +256,8 @@ func TestNoAddressWithoutRules(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	b.rules.(*fakeRules).refuse = func(op) error { return errInjected }
-	if err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()).Err; !errors.Is(err, errInjected) {
-		t.Errorf("Apply = %v", err)
-	}
+	err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()).Err
+	kit.Check(t, errors.Is(err, errInjected), "Apply = %v", err)
 	kit.Check(t, len(k.routes) == 0, "addresses without rules: %v", k.routes)
 }
 
@@ -409,12 +407,10 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
 	for _, reason := range []error{errExists, errForeign} { // the kernel's error, then ours
 		err := planOf(t, b, next).Apply(context.Background()).Err
-		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, reason) {
-			t.Errorf("Apply = %v, want %v", err, reason)
-		}
-		if n := len(k.servers[first].dests); n > 0 {
-			t.Errorf("the virtual server of somebody else has %d destinations of ours", n)
-		}
+		failed := reconcile.PortErrors(err)
+		kit.Check(t, len(failed) == 1 && errors.Is(err, reason), "Apply = %v, want %v", err, reason)
+		n := len(k.servers[first].dests)
+		kit.Check(t, n == 0, "the virtual server of somebody else has %d destinations of ours", n)
 	}
 }
 
@@ -454,9 +450,8 @@ func TestForeignServerStaysForeign(t *testing.T) {
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, errForeign) {
 			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
 		}
-		if got := k.servers[first]; got.server != theirs || len(got.dests) > 0 {
-			t.Errorf("round %d: there is %v", i, got)
-		}
+		got := k.servers[first]
+		kit.Check(t, got.server == theirs && len(got.dests) == 0, "round %d: there is %v", i, got)
 	}
 	delete(k.servers, first)
 	apply(t, b, s)
@@ -652,9 +647,8 @@ func TestOrderOfDatagrams(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		old, next := externalService(cluster, cluster, "10.244.1.1", ""), externalService(cluster, cluster, "", "")
 		old.Name.Protocol, next.Name.Protocol = service.UDP, service.UDP
-		if before, after := opsAroundRules(t, old, next, whole); before != "-server" || after != "" {
-			t.Errorf("%q before the rules change, and %q after", before, after)
-		}
+		before, after := opsAroundRules(t, old, next, whole)
+		kit.Check(t, before == "-server" && after == "", "%q before the rules change, and %q after", before, after)
 	}
 }
 
@@ -720,9 +714,8 @@ func TestOrderAfterARefusal(t *testing.T) {
 		}
 		return nil
 	}
-	if err := planOf(t, b, snapshot(externalService(cluster, local, here, there))).Apply(t.Context()).Err; err == nil {
-		t.Fatal("Apply says nothing of what was refused")
-	}
+	err := planOf(t, b, snapshot(externalService(cluster, local, here, there))).Apply(t.Context()).Err
+	kit.Need(t, err != nil, "Apply says nothing of what was refused")
 	k.refuse = nil
 	p := planOf(t, b, snapshot(externalService(cluster, cluster, "", there))).(*plan)
 	if u := p.units[0]; summarize(u.beforeRules) != "" || summarize(u.afterRules) != "+"+there {

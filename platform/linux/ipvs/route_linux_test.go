@@ -80,9 +80,8 @@ func TestMarkRules(t *testing.T) {
 			}
 			rule := func(words ...string) {
 				t.Helper()
-				if out, err := exec.Command("ip", append([]string{command, "rule", "add"}, words...)...).CombinedOutput(); err != nil {
-					t.Errorf("%v: %v, %s", words, err, out)
-				}
+				out, err := exec.Command("ip", append([]string{command, "rule", "add"}, words...)...).CombinedOutput()
+				kit.Check(t, err == nil, "%v: %v, %s", words, err, out)
 			}
 			rule("from", "all", "lookup", "7")
 			rule("fwmark", "1", "lookup", "100")
@@ -276,9 +275,8 @@ func addLink(t *testing.T, name string, a netip.Addr) netlink.Link {
 		func() error { return netlink.LinkSetUp(far) },
 		func() error { return netlink.AddrAdd(link, of) },
 	} {
-		if err := do(); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		err := do()
+		kit.Need(t, err == nil, "%s: %v", name, err)
 	}
 	return link
 }

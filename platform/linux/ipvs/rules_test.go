@@ -63,9 +63,8 @@ func TestCommentFollowsAddress(t *testing.T) {
 					"%s, restart %t: an element of %s was deleted", name, restart, set)
 				return nil
 			}
-			if drift := applyRules(t, b, x.next).Outcome().Drift; len(drift) > 0 {
-				t.Errorf("%s, restart %t: drift that nobody made: %q", name, restart, drift)
-			}
+			drift := applyRules(t, b, x.next).Outcome().Drift
+			kit.Check(t, len(drift) == 0, "%s, restart %t: drift that nobody made: %q", name, restart, drift)
 			kit.Equal(t, n.comment(t, x.set), x.want, "%s, restart %t: the comment", name, restart)
 			if p := generate.Plan(t, b, x.next); !p.Empty() {
 				t.Errorf("%s, restart %t: still to do:\n%s", name, restart, p.Changes())
@@ -129,9 +128,8 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 			steps = map[string]int{}
 		}
 		kit.Same(t, fmt.Sprintf("%s: steps (-want +got)", x.name), steps, n.sets.Steps)
-		if got := n.tables.Restores - restores; got != x.restores {
-			t.Errorf("%s: tables were written %d times, want %d", x.name, got, x.restores)
-		}
+		got := n.tables.Restores - restores
+		kit.Check(t, got == x.restores, "%s: tables were written %d times, want %d", x.name, got, x.restores)
 	}
 }
 
@@ -236,9 +234,8 @@ func TestChangesAreNoDrift(t *testing.T) {
 	n := newRulesNode(t, service.IPv4)
 	applyRules(t, n.start(service.IPv4), snapshot(shopWeb(1), shopWeb(2)))
 	b := n.start(service.IPv4)
-	if drift := applyRules(t, b, snapshot(shopWeb(1))).Outcome().Drift; len(drift) > 0 {
-		t.Errorf("after a restart the drift is %q", drift)
-	}
+	drift := applyRules(t, b, snapshot(shopWeb(1))).Outcome().Drift
+	kit.Check(t, len(drift) == 0, "after a restart the drift is %q", drift)
 	n.clock = n.clock.Add(resync)
 	if drift := applyRules(t, b, snapshot(shopWeb(3))).Outcome().Drift; len(drift) > 0 {
 		t.Errorf("after a change the drift is %q", drift)
@@ -288,9 +285,8 @@ func TestCleanup(t *testing.T) {
 	before := n.sets.Text()
 	b, want := n.start(service.IPv4), snapshot(shopWeb(1), withoutEndpoints(2))
 	for range 2 { // it restarts after the first one
-		if drift := applyRules(t, b, want).Outcome().Drift; len(drift) > 0 {
-			t.Errorf("the drift is %q", drift)
-		}
+		drift := applyRules(t, b, want).Outcome().Drift
+		kit.Check(t, len(drift) == 0, "the drift is %q", drift)
 		kit.Must(t, b.Cleanup(t.Context()))
 		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-VIRTUAL-SERVERS:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
 			t.Errorf("the sets are\n%s\nand were\n%s", after, before)
@@ -434,9 +430,8 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	}
 	for range 2 { // the second one reads the sets
 		err := generate.Plan(t, b, snapshot(next...)).Apply(t.Context()).Err
-		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
-			t.Errorf("Apply = %v, want a failure of web-1", err)
-		}
+		failed := reconcile.PortErrors(err)
+		kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-1", "Apply = %v, want a failure of web-1", err)
 		for set, want := range map[string][]string{
 			externalSet: {"203.0.0.1,tcp:80"}, localSet: {"203.0.0.0,tcp:80"}, internalRedirectSet: {"203.0.0.0,tcp:80"},
 		} {
@@ -445,9 +440,8 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	}
 	n.tables.Refuse = nil
 	applyRules(t, b, snapshot(next...))
-	if got := n.held(localSet); len(got) != 2 || len(n.held(externalSet)) > 0 {
-		t.Errorf("then policy Local is for %q", got)
-	}
+	got := n.held(localSet)
+	kit.Check(t, len(got) == 2 && len(n.held(externalSet)) == 0, "then policy Local is for %q", got)
 }
 
 // TestNodePortGivesWay checks that a node address that is an external address of a
@@ -491,9 +485,8 @@ func TestSharedElementStays(t *testing.T) {
 	}{{two, "10.96.0.1 203.0.0.1"}, {one, ""}} {
 		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: x.goes}})
 		applyRules(t, b, s)
-		if got := strings.Join(n.held(virtualIPSet), " "); got != x.want {
-			t.Errorf("the addresses are %q, want %q", got, x.want)
-		}
+		got := strings.Join(n.held(virtualIPSet), " ")
+		kit.Check(t, got == x.want, "the addresses are %q, want %q", got, x.want)
 	}
 }
 
@@ -550,9 +543,8 @@ func TestOtherVariant(t *testing.T) {
 	if p.Empty() || !strings.Contains(p.Changes().String(), "- chains, of the other variant") {
 		t.Fatalf("the plan is empty: %t\n%s", p.Empty(), p.Changes())
 	}
-	if err := p.Apply(t.Context()).Err; err == nil || v.chains == 0 {
-		t.Errorf("Apply says %v though chains were not removed", err)
-	}
+	err := p.Apply(t.Context()).Err
+	kit.Check(t, err != nil && v.chains != 0, "Apply says %v though chains were not removed", err)
 	applyRules(t, b, want)
 	if asked := v.asked; v.chains != 0 || !generate.Plan(t, b, want).Empty() || v.asked != asked {
 		t.Errorf("%d chains are left, and they were looked for %d times, then %d", v.chains, asked, v.asked)

@@ -74,9 +74,8 @@ func TestSchedulersDuringNamespaceChanges(t *testing.T) {
 // this returns.
 func removeNamespace(t *testing.T) {
 	netlab.InNamespace(t, func() {
-		if err := Probe(service.IPv4, Options{Scheduler: "rr"}); err != nil {
-			t.Error(err)
-		}
+		err := Probe(service.IPv4, Options{Scheduler: "rr"})
+		kit.Check(t, err == nil, "%v", err)
 	})
 }
 
@@ -86,9 +85,8 @@ func probeInTime(t *testing.T, scheduler string) {
 		panic(scheduler + ": no answer; the machine makes and removes no network namespace any more")
 	})
 	defer stuck.Stop()
-	if err := Probe(service.IPv4, Options{Scheduler: scheduler}); (err != nil) != (scheduler == "magic") {
-		t.Errorf("%s: %v", scheduler, err)
-	}
+	err := Probe(service.IPv4, Options{Scheduler: scheduler})
+	kit.Check(t, (err != nil) == (scheduler == "magic"), "%s: %v", scheduler, err)
 }
 
 // TestProbeKeepsForeignServers has foreign virtual servers where schedulers are tried,
@@ -225,21 +223,18 @@ func addAndDelete(t *testing.T, d Driver, n int) {
 			k := addressAt(generate.NodeAddr[1], uint16(i+1), service.TCP)
 			ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOwned}})
 		}
-		if failed := d.Commit(t.Context(), ops); len(failed) > 0 {
-			t.Error(failed)
-		}
+		failed := d.Commit(t.Context(), ops)
+		kit.Check(t, len(failed) == 0, "%v", failed)
 	}
 }
 
 // readOften uses a driver concurrently with its other users.
 func readOften(t *testing.T, b *Backend) {
 	for range 100 {
-		if _, err := b.driver.NodeAddrs(t.Context()); err != nil {
-			t.Errorf("Addrs: %v", err)
-		}
-		if _, err := b.driver.Dests(t.Context(), probeKey[b.family]); err != nil {
-			t.Errorf("Dests: %v", err)
-		}
+		_, err := b.driver.NodeAddrs(t.Context())
+		kit.Check(t, err == nil, "Addrs: %v", err)
+		_, err = b.driver.Dests(t.Context(), probeKey[b.family])
+		kit.Check(t, err == nil, "Dests: %v", err)
 		if failed := b.driver.Commit(t.Context(), []op{{verb: delServer, key: probeKey[b.family]}}); !errors.Is(failed[0], errMissing) {
 			t.Errorf("Commit: %v, want %v", failed[0], errMissing)
 		}

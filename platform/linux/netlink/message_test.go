@@ -87,9 +87,8 @@ func TestTruncated(t *testing.T) {
 		}
 		kit.Check(t, failed, "no error for a message of %d bytes in 16", size)
 	}
-	if family, attrs := (Message{Body: []byte{2, 0, 0}}).Netfilter(); family != 0 || attrs != nil {
-		t.Errorf("a short header of netfilter has family %d and %x", family, attrs)
-	}
+	family, attrs := (Message{Body: []byte{2, 0, 0}}).Netfilter()
+	kit.Check(t, family == 0 && attrs == nil, "a short header of netfilter has family %d and %x", family, attrs)
 }
 
 func FuzzMessages(f *testing.F) {

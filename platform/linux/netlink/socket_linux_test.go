@@ -7,13 +7,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
@@ -67,20 +71,16 @@ func TestTransactionAndQuery(t *testing.T) {
 		for _, name := range []string{"one", "two"} {
 			kit.Must(t, makeTable(s, name))
 		}
-		if err := makeTable(s, "two"); !errors.Is(err, unix.EEXIST) {
-			t.Errorf("the second table of a name: %v", err)
-		}
-		if got := strings.Join(tables(t, s), " "); got != "one two" {
-			t.Errorf("tables %q", got)
-		}
-		if err := s.Transact([]byte{}); err == nil {
-			t.Error("no error without an answer")
-		}
+		err := makeTable(s, "two")
+		kit.Check(t, errors.Is(err, unix.EEXIST), "the second table of a name: %v", err)
+		got := strings.Join(tables(t, s), " ")
+		kit.Check(t, got == "one two", "tables %q", got)
+		err = s.Transact([]byte{})
+		kit.Check(t, err != nil, "no error without an answer")
 		// An unread answer to an earlier request is no answer to the next one.
 		kit.Must(t, s.Send(tablesRequest().Buf))
-		if err := makeTable(s, "three"); err != nil {
-			t.Errorf("after an abandoned request: %v", err)
-		}
+		err = makeTable(s, "three")
+		kit.Check(t, err == nil, "after an abandoned request: %v", err)
 		kit.Must(t, s.Send(tablesRequest().Buf))
 		kit.Equal(t, strings.Join(tables(t, s), " "), "one two three", "tables after an abandoned request")
 	})
@@ -106,25 +106,22 @@ func TestIgnorePort(t *testing.T) {
 			t.Errorf("heard %q", got)
 		}
 		kit.Must(t, errors.Join(m.IgnoreNoPort(), m.IgnoreNoPort(), makeTable(own, "again")))
-		if got := heard(); !bytes.Contains(got, []byte("again\x00")) {
-			t.Errorf("heard %q without a filter", got)
-		}
+		got := heard()
+		kit.Check(t, bytes.Contains(got, []byte("again\x00")), "heard %q without a filter", got)
 	})
 }
 
 func TestWaitEnds(t *testing.T) {
 	s := open(t, Options{Timeout: time.Millisecond})
-	if err := s.Wait(t.Context()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("without an answer: %v", err)
-	}
+	err := s.Wait(t.Context())
+	kit.Check(t, errors.Is(err, os.ErrDeadlineExceeded), "without an answer: %v", err)
 	s = open(t, Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Receive(ctx, func(Message) (bool, error) { return true, nil }) }()
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("after the end of the context: %v", err)
-	}
+	err = <-ended
+	kit.Check(t, errors.Is(err, context.Canceled), "after the end of the context: %v", err)
 }
 
 // An error has the kernel's own words, wherever they are in the message.
@@ -161,9 +158,8 @@ func TestErr(t *testing.T) {
 		})
 	}
 	long := Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS, Body: join(code, []byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 12))}
-	if err := long.Err(); !errors.Is(err, unix.EPERM) {
-		t.Errorf("a request that is longer than the answer: %v", err)
-	}
+	err := long.Err()
+	kit.Check(t, errors.Is(err, unix.EPERM), "a request that is longer than the answer: %v", err)
 }
 
 // TestRetryInterrupted checks that a list that changed meanwhile is requested again, but
@@ -181,4 +177,55 @@ func TestRetryInterrupted(t *testing.T) {
 		kit.Check(t, errors.Is(err, want) && n == min(interruptions+1, maxAttempts),
 			"%d interruptions: asked %d times, %v; want %v", interruptions, n, err, want)
 	}
+}
+
+const ruleset = `table ip one {
+	chain plain { }
+	chain guard { type filter hook forward priority -5; policy drop; }
+}
+table ip6 two {
+	chain nat { type nat hook postrouting priority 100; }
+}
+table inet three {
+	chain in { type filter hook input priority 0; policy accept; }
+}
+`
+
+// TestChains compares lists with what nft installed.
+func TestChains(t *testing.T) {
+	netlab.InNamespace(t, func() {
+		c := exec.Command("nft", "-f", "-")
+		c.Stdin = strings.NewReader(ruleset)
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v\n%s", err, out)
+		}
+		s, err := Dial(unix.NETLINK_NETFILTER, Options{})
+		kit.Must(t, err)
+		defer s.Close()
+		v4, v6 := []string{"ip one guard filter 2 -5 true", "ip one plain"}, []string{"ip6 two nat nat 4 100 false"}
+		for family, want := range map[uint8][]string{
+			NFTFamily(service.IPv4): v4, NFTFamily(service.IPv6): v6, unix.NFPROTO_BRIDGE: nil,
+			unix.NFPROTO_UNSPEC: slices.Concat([]string{"inet three in filter 1 0 false"}, v4, v6),
+		} {
+			got := listed(t, s, family)
+			kit.Check(t, slices.Equal(got, want), "chains of family %d = %q, want %q", family, got, want)
+		}
+	})
+}
+
+// listed returns a line for each chain, in order.
+func listed(t *testing.T, s *Socket, family uint8) []string {
+	t.Helper()
+	all, err := Chains(t.Context(), s, family)
+	kit.Check(t, err == nil, "%v", err)
+	var lines []string
+	for _, c := range all {
+		line := fmt.Sprintf("%s %s %s", FamilyNames[c.Family], c.Table, c.Name)
+		if b := c.Base; b != nil {
+			line += fmt.Sprintf(" %s %d %d %t", b.Type, b.Hook, b.Priority, b.Drops)
+		}
+		lines = append(lines, line)
+	}
+	slices.Sort(lines)
+	return lines
 }

@@ -21,9 +21,8 @@ import (
 func adopt(t *testing.T, k *fake, want *service.Snapshot) string {
 	t.Helper()
 	p := planNow(t, &Backend{family: k.family, driver: k}, want)
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Errorf("Apply: %v", err)
-	}
+	err := p.Apply(context.Background()).Err
+	kit.Check(t, err == nil, "Apply: %v", err)
 	wantUpToDate(t, k, want)
 	return p.Changes().String()
 }
@@ -63,9 +62,8 @@ func TestIncompatibleTables(t *testing.T) {
 			apply(t, &Backend{driver: k}, want)
 			tt.spoil(k.table)
 			plan := adopt(t, k, want)
-			if got := strings.HasPrefix(plan, "- table kube-services\n+ table kube-services\n"); got != tt.replace {
-				t.Errorf("replaced = %v, want %v by\n%s", got, tt.replace, plan)
-			}
+			got := strings.HasPrefix(plan, "- table kube-services\n+ table kube-services\n")
+			kit.Check(t, got == tt.replace, "replaced = %v, want %v by\n%s", got, tt.replace, plan)
 		})
 	}
 }
@@ -79,9 +77,8 @@ func TestCommentsAreRepaired(t *testing.T) {
 		e.comment = "shop/of-old"
 		k.table.sets["services"].elements[key] = e
 	}
-	if got := summary(adopt(t, k, want)); got != "-services +services" {
-		t.Errorf("plan = %q, want the element replaced", got)
-	}
+	got := summary(adopt(t, k, want))
+	kit.Check(t, got == "-services +services", "plan = %q, want the element replaced", got)
 }
 
 // Endpoints keep their slots across a restart, whichever frontend shows them.
@@ -126,9 +123,8 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	clients := k.table.sets[clientSet(p, service.PolicyCluster, 8080).name]
 	client, at := addr("192.0.2.7").AsSlice(), addr("10.244.1.2").AsSlice()
 	clients.elements[string(client)] = element{in: clients.set, key: client, value: at}
-	if plan := adopt(t, k, cart); plan != "" {
-		t.Errorf("plan = %q, want none for a client", plan)
-	}
+	plan := adopt(t, k, cart)
+	kit.Check(t, plan == "", "plan = %q, want none for a client", plan)
 	gone := adopt(t, k, simple(1))
 	for name := range k.table.sets {
 		kit.Check(t, slices.ContainsFunc(baseSets, func(s *set) bool { return s.name == name }),
@@ -168,9 +164,8 @@ func TestIncompatibleObjectsAreReplaced(t *testing.T) {
 				}
 			}
 			for n, c := range fresh.table.chains {
-				if got := k.table.chains[n]; got == nil || got.hook.spec() != c.hook.spec() {
-					t.Errorf("chain %s is not as in a new table", n)
-				}
+				got := k.table.chains[n]
+				kit.Check(t, got != nil && got.hook.spec() == c.hook.spec(), "chain %s is not as in a new table", n)
 			}
 		})
 	}

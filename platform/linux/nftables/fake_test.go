@@ -274,8 +274,7 @@ func (f *fake) Element(s *set, key []byte) (*element, error) {
 	return nil, nil
 }
 
-func (f *fake) Liberal() bool { return f.liberal }
-
+func (f *fake) Liberal() bool                         { return f.liberal }
 func (f *fake) Touched(context.Context) (bool, error) { return f.touched, nil }
 
 func (f *fake) PruneClients(_ context.Context, clients *set, keep map[string]bool) error {
@@ -302,10 +301,8 @@ type world struct {
 }
 
 func (w world) rules(chain string) []packet.Rule { return compile(w.chains[chain].rules, w.family) }
-
-func (w world) name() string { return "" }
-
-func (w world) set(name string) *set { return w.sets[name].set }
+func (w world) name() string                     { return "" }
+func (w world) set(name string) *set             { return w.sets[name].set }
 
 // element implements ruleset.
 func (t *fakeTable) element(s *set, key []byte) (element, bool) {
@@ -344,8 +341,7 @@ func (n *node) Start() reconcile.Backend {
 }
 
 func (n *node) Fresh() backendtest.Node { return &node{&fake{family: n.family}} }
-
-func (n *node) Heal() { n.refuse = nil }
+func (n *node) Heal()                   { n.refuse = nil }
 
 func (n *node) Inject(w generate.Cluster) func(error) bool {
 	n.refuse = func([]op) error {
@@ -449,8 +445,7 @@ type fataler interface{ Fatalf(string, ...any) }
 
 // apply runs one sync, which must succeed.
 func apply(t fataler, b *Backend, want *service.Snapshot) { generate.Apply(t, b, want) }
-
-func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+func addrPort(s string) netip.AddrPort                    { return netip.MustParseAddrPort(s) }
 
 // TestVerdictMapsDoNotNest follows every verdict of random tables. If one led to another
 // verdict map, the validation in the kernel would take quadratic time.

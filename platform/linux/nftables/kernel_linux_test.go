@@ -186,9 +186,8 @@ func TestCommitIsAllOrNothing(t *testing.T) {
 			"a chain in use":   {[]op{{verb: flushChain, chain: &chain{name: dispatchChain}}, {verb: delChain, chain: &chain{name: dispatchChain}}}, unix.EBUSY},
 			"a way to nowhere": {[]op{element(addElement, 1), {verb: addRules, chain: &chain{name: dispatchChain, rules: []rule{{gotoVerdict("nowhere")}}}}}, unix.ENOENT},
 		} {
-			if err := b.driver.Commit(context.Background(), tt.ops); !errors.Is(err, tt.want) {
-				t.Errorf("%s: Commit = %v, want %v", name, err, tt.want)
-			}
+			err := b.driver.Commit(context.Background(), tt.ops)
+			kit.Check(t, errors.Is(err, tt.want), "%s: Commit = %v, want %v", name, err, tt.want)
 		}
 		wantConverged(t, b, want)
 	})
@@ -268,9 +267,8 @@ func wantNames(t *testing.T, how string) {
 		for _, n := range affinityNames(p) {
 			kit.Check(t, strings.Contains(listing, " "+n+" {\n"), "%s: the listing lacks %q", how, n)
 		}
-		if c := `comment "` + comment(p.Name) + `" :`; !strings.Contains(listing, c) {
-			t.Errorf("%s: the listing lacks %s", how, c)
-		}
+		c := `comment "` + comment(p.Name) + `" :`
+		kit.Check(t, strings.Contains(listing, c), "%s: the listing lacks %s", how, c)
 	}
 }
 
@@ -373,9 +371,8 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 		want := servicesWith(20, 3)
 		apply(t, b, want)
 		held, wanted, err := b.ReadBack(t.Context(), want)
-		if diff := cmp.Diff(wanted.String(), held.String()); err != nil || diff != "" {
-			t.Fatalf("read back: %v (-wanted +held):\n%s", err, diff)
-		}
+		diff := cmp.Diff(wanted.String(), held.String())
+		kit.Need(t, err == nil && diff == "", "read back: %v (-wanted +held):\n%s", err, diff)
 		rendered, _ := Render(want, b.options)
 		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held.String() {
 			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held.String()))
@@ -515,34 +512,28 @@ func TestTraceForeignRules(t *testing.T) {
 func TestProbe(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {
-			if err := Probe(f); err != nil {
-				t.Errorf("Probe(%s) = %v", f, err)
-			}
+			err := Probe(f)
+			kit.Check(t, err == nil, "Probe(%s) = %v", f, err)
 			for _, n := range kernelFeatures(f) {
-				if err := dryRun(t, f, n.ops); err != nil {
-					t.Errorf("%s: %s: %v", f, n.name, err)
-				}
+				err := dryRun(t, f, n.ops)
+				kit.Check(t, err == nil, "%s: %s: %v", f, n.name, err)
 			}
 		}
-		if got := runNft(t, "", "list", "ruleset"); got != "" {
-			t.Errorf("after the probe:\n%s", got)
-		}
+		got := runNft(t, "", "list", "ruleset")
+		kit.Check(t, got == "", "after the probe:\n%s", got)
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil))
 		before := runNft(t, "", "list", "ruleset")
-		if err := Probe(service.IPv4); err != nil {
-			t.Errorf("beside our table: %v", err)
-		}
-		if after := runNft(t, "", "list", "ruleset"); after != before {
-			t.Errorf("the probe changed the rules:\n%s", after)
-		}
+		err := Probe(service.IPv4)
+		kit.Check(t, err == nil, "beside our table: %v", err)
+		after := runNft(t, "", "list", "ruleset")
+		kit.Check(t, after == before, "the probe changed the rules:\n%s", after)
 		if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
 			t.Errorf("the probe was noticed as a change: %v, %v", touched, err)
 		}
-		if err := dryRun(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}}); err == nil {
-			t.Error("a rehearsal accepts what the kernel cannot hold")
-		}
+		err = dryRun(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}})
+		kit.Check(t, err != nil, "a rehearsal accepts what the kernel cannot hold")
 	})
 }
 
@@ -593,9 +584,8 @@ func TestNewWithoutDescriptors(t *testing.T) {
 			if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil || !errors.Is(err, unix.EMFILE) {
 				t.Errorf("New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
 			}
-			if now := next(); now != free {
-				t.Fatalf("New with %d sockets leaves descriptor %d open", sockets, free)
-			}
+			now := next()
+			kit.Need(t, now == free, "New with %d sockets leaves descriptor %d open", sockets, free)
 		}
 	})
 }
@@ -629,9 +619,8 @@ func TestUnrelayed(t *testing.T) {
 			on, off := onLoopback(f, "127.0.0.0/8", "::1/128"), onLoopback(f, "127.0.0.2/32")
 			count := func(want uint64) {
 				t.Helper()
-				if n, err := Unrelayed(f, Options{}); n != want || err != nil {
-					t.Errorf("%s: %d packets counted, %v, want %d", f, n, err, want)
-				}
+				n, err := Unrelayed(f, Options{})
+				kit.Check(t, n == want && err == nil, "%s: %d packets counted, %v, want %d", f, n, err, want)
 			}
 			send := func(port uint16, want bool) {
 				t.Helper()

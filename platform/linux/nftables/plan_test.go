@@ -66,9 +66,8 @@ func TestApplyGivesUp(t *testing.T) {
 	err := planNow(t, b, simple(200)).Apply(context.Background()).Err
 	kit.Check(t, err != nil && strings.Contains(err.Error(), "gave up after 64 refusals"),
 		"Apply = %.200v, want it to give up", err)
-	if n := len(reconcile.PortErrors(err)); n != maxFailures {
-		t.Errorf("%d ports are named, want %d", n, maxFailures)
-	}
+	n := len(reconcile.PortErrors(err))
+	kit.Check(t, n == maxFailures, "%d ports are named, want %d", n, maxFailures)
 	kit.Check(t, asked <= 3*maxFailures, "the kernel was asked %d times", asked)
 }
 
@@ -192,9 +191,8 @@ func TestChangesAfterAFailure(t *testing.T) {
 		}
 		return nil
 	}
-	if err := planNow(t, b, want).Apply(context.Background()).Err; len(reconcile.PortErrors(err)) != 1 {
-		t.Errorf("Apply = %v, want a failure of one port", err)
-	}
+	err := planNow(t, b, want).Apply(context.Background()).Err
+	kit.Check(t, len(reconcile.PortErrors(err)) == 1, "Apply = %v, want a failure of one port", err)
 	k.refuse = nil
 	back := servicesWith(5, 2)
 	apply(t, b, back)
@@ -261,9 +259,8 @@ func TestCleanup(t *testing.T) {
 	ctx := context.Background()
 	u := &faultyDriver{fake: &fake{}}
 	b := &Backend{driver: u}
-	if err := b.Cleanup(ctx); err != nil || u.commits != 0 {
-		t.Errorf("nothing to clean up: %v, %d transactions", err, u.commits)
-	}
+	err := b.Cleanup(ctx)
+	kit.Check(t, err == nil && u.commits == 0, "nothing to clean up: %v, %d transactions", err, u.commits)
 	apply(t, b, simple(1))
 	u.refuse = func([]op) error { return errInjected }
 	if err := b.Cleanup(ctx); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "delete table ip kube-services") {
@@ -275,9 +272,8 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("Cleanup = %v", err)
 	}
 	u.readErr = nil
-	if err := b.Cleanup(ctx); err != nil || u.table != nil {
-		t.Errorf("Cleanup = %v, table %v", err, u.table)
-	}
+	err = b.Cleanup(ctx)
+	kit.Check(t, err == nil && u.table == nil, "Cleanup = %v, table %v", err, u.table)
 	apply(t, b, simple(1))
 	kit.Check(t, u.table != nil, "nothing was programmed after a cleanup")
 }
@@ -330,9 +326,8 @@ func TestIncompleteSnapshotKeepsAndChanges(t *testing.T) {
 	partial := simple(1)
 	partial.Incomplete = true
 	apply(t, b, partial)
-	if n := len(k.table.sets["services"].elements); n != 2 {
-		t.Fatalf("%d Services are left, want both", n)
-	}
+	n := len(k.table.sets["services"].elements)
+	kit.Need(t, n == 2, "%d Services are left, want both", n)
 	changed := *first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-001", Protocol: service.TCP})
 	changed.Cluster = []service.Endpoint{{Addr: addrPort("10.244.1.9:8080")}}
 	more := partial.With(2, partial.Node, []service.Change{{New: &changed}})
@@ -353,9 +348,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	part := simple(1)
 	part.Incomplete = true
 	apply(t, b, part)
-	if got := len(k.table.sets["services"].elements); got != 3 {
-		t.Errorf("%d Services in force while two could not be read, want 3", got)
-	}
+	got := len(k.table.sets["services"].elements)
+	kit.Check(t, got == 3, "%d Services in force while two could not be read, want 3", got)
 	whole := part.With(2, part.Node, []service.Change{})
 	whole.Incomplete = false
 	apply(t, b, whole)
@@ -398,9 +392,8 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	failed := reconcile.PortErrors(err)
 	kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-042" && errors.Is(failed[0], errInjected),
 		"Apply = %v, want one failure of web-042", err)
-	if got := len(k.table.sets["services"].elements); got != 99 {
-		t.Errorf("%d Services programmed, want 99", got)
-	}
+	got := len(k.table.sets["services"].elements)
+	kit.Check(t, got == 99, "%d Services programmed, want 99", got)
 	kit.Check(t, k.commits <= 30, "%d transactions, want about two per halving", k.commits)
 	k.refuse = nil
 	apply(t, b, want)
@@ -575,12 +568,10 @@ func TestKernelIsLiberal(t *testing.T) {
 	for i, liberal := range []bool{false, true, true, false} {
 		k.liberal = liberal
 		apply(t, b, want)
-		if drops := k.table.chains["forward"] != nil; drops == liberal {
-			t.Errorf("kernel liberal %t: packets are dropped: %t", liberal, drops)
-		}
-		if plan := planWith(t, k, b.options, want); plan != "" {
-			t.Errorf("round %d: a new backend finds to do:\n%s", i, plan)
-		}
+		drops := k.table.chains["forward"] != nil
+		kit.Check(t, drops != liberal, "kernel liberal %t: packets are dropped: %t", liberal, drops)
+		plan := planWith(t, k, b.options, want)
+		kit.Check(t, plan == "", "round %d: a new backend finds to do:\n%s", i, plan)
 	}
 	kit.Check(t, k.reads == 1+4, "the table was read %d times by the same backend, want once", k.reads-4)
 }
@@ -599,8 +590,56 @@ func TestNoRuleForLoopbackAddresses(t *testing.T) {
 		want := len(dispatchRules(f, node))
 		more := *node
 		more.NodePorts = append(more.NodePorts, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
-		if got := len(dispatchRules(f, &more)); got != want {
-			t.Errorf("%s: %d rules, want %d", f, got, want)
+		got := len(dispatchRules(f, &more))
+		kit.Check(t, got == want, "%s: %d rules, want %d", f, got, want)
+	}
+}
+
+// TestConsistent has a Service select consistently and lose an endpoint. That writes the slots that
+// differ, once for all frontends. Afterwards it selects at random.
+func TestConsistent(t *testing.T) {
+	all := []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}, {Kind: service.NodePort, Port: 30080}, {Kind: service.LoadBalancerIP, Addr: netip.MustParseAddr("203.0.113.1"), Port: 80}}
+	with := func(ends int, c service.Consistent) *service.Snapshot {
+		p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Frontends: all, Consistent: c}
+		return service.New(1, &service.Node{}, []*service.Port{withEndpoints(p, 1, ends)})
+	}
+	verdicts := func(k *fake) string {
+		return fmt.Sprint(k.table.sets[services.name].elements, k.table.sets[nodePorts.name].elements)
+	}
+	k := &fake{}
+	b := &Backend{family: service.IPv4, driver: k}
+	external := service.Consistent{Slots: service.DefaultSlots}
+	apply(t, b, with(4, external))
+	if v := verdicts(k); strings.Count(v, "consistent-external-") != 2 || strings.Contains(v, "consistent-cluster-") {
+		t.Errorf("not for external addresses and NodePorts alone: %s", v)
+	}
+	table := func(ends int) []uint16 {
+		for p := range with(ends, external).Ports(service.IPv4) {
+			return service.Table(p.Cluster, external.Slots)
+		}
+		return nil
+	}
+	before, after := table(4), table(3)
+	moved := 0
+	for i := range before {
+		if before[i] != after[i] {
+			moved++
 		}
 	}
+	slots := 0
+	for _, c := range planNow(t, b, with(3, external)).Changes() {
+		if strings.Contains(c.Text, "choices-") {
+			slots++
+		}
+	}
+	kit.Check(t, slots == 2*moved && moved <= int(external.Slots)/3,
+		"%d of %d slots move, and %d elements change", moved, external.Slots, slots)
+	apply(t, b, with(3, service.Consistent{Slots: external.Slots, ClusterIPs: true}))
+	v := verdicts(k)
+	kit.Check(t, strings.Contains(v, "consistent-cluster-"), "not for the ClusterIP: %s", v)
+	apply(t, b, with(3, service.Consistent{}))
+	if v := verdicts(k); strings.Contains(v, "consistent-") {
+		t.Errorf("still consistent: %s", v)
+	}
+	wantUpToDate(t, k, with(3, service.Consistent{}))
 }

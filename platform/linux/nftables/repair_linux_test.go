@@ -72,9 +72,8 @@ func checkDrift(t *testing.T, script string, names []string) {
 	b := newKernel(t, service.IPv4)
 	defer b.driver.(*kernel).close()
 	want := simple(2)
-	if drift := planOrError(t, b, want).Outcome().Drift; drift != nil {
-		t.Errorf("drift in a first round:\n%s", strings.Join(drift, "\n"))
-	}
+	drift := planOrError(t, b, want).Outcome().Drift
+	kit.Check(t, drift == nil, "drift in a first round:\n%s", strings.Join(drift, "\n"))
 	apply(t, b, want)
 	runNft(t, script, "-f", "-")
 	if names != nil {
@@ -82,9 +81,8 @@ func checkDrift(t *testing.T, script string, names []string) {
 	}
 	p := planOrError(t, b, want)
 	kit.Same(t, "drift (-want +got)", names, p.Outcome().Drift)
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Errorf("Apply: %v", err)
-	}
+	err := p.Apply(context.Background()).Err
+	kit.Check(t, err == nil, "Apply: %v", err)
 	wantConverged(t, b, want)
 }
 
@@ -122,9 +120,8 @@ func TestDriftOfEverything(t *testing.T) {
 		if len(drift) != reconcile.MaxDrift+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[reconcile.MaxDrift], "and ") {
 			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
 		}
-		if err := p.Apply(context.Background()).Err; err != nil {
-			t.Errorf("Apply: %v", err)
-		}
+		err := p.Apply(context.Background()).Err
+		kit.Check(t, err == nil, "Apply: %v", err)
 		wantConverged(t, b, want)
 	})
 }
@@ -185,9 +182,8 @@ func checkPrune(t *testing.T, f service.Family, restart bool) {
 	apply(t, b, sticky(f, 2, 3, 4))
 	even := []string{"192.0.2.1 : 10.244.1.2, 192.0.2.2 : 10.244.1.4, 192.0.2.3 : 10.244.1.2", "2001:db8::1 : fd00:10:244:1::2, 2001:db8::2 : fd00:10:244:1::4, 2001:db8::3 : fd00:10:244:1::2"}[f]
 	odd := []string{"192.0.2.4 : 10.244.1.3", "2001:db8::4 : fd00:10:244:1::3"}[f]
-	if n := len(affinityClients(t, f, 8080, even)) + len(affinityClients(t, f, 8081, odd)); n != 8 {
-		t.Errorf("%d addresses of clients and endpoints were added, want 8", n)
-	}
+	n := len(affinityClients(t, f, 8080, even)) + len(affinityClients(t, f, 8081, odd))
+	kit.Check(t, n == 8, "%d addresses of clients and endpoints were added, want 8", n)
 	if restart {
 		b.driver.(*kernel).close()
 		b = newKernel(t, f)
@@ -251,9 +247,8 @@ func TestDriftOfSets(t *testing.T) {
 				}
 				p := planOrError(t, b, want)
 				kit.Same(t, "drift (-want +got)", drift, p.Outcome().Drift)
-				if err := p.Apply(context.Background()).Err; err != nil {
-					t.Errorf("Apply: %v", err)
-				}
+				err := p.Apply(context.Background()).Err
+				kit.Check(t, err == nil, "Apply: %v", err)
 				wantConverged(t, b, want)
 			})
 		})
@@ -431,9 +426,8 @@ func changeBetweenPlanAndApply(t *testing.T, b *Backend) {
 		return
 	}
 	runNft(t, "", "add", "chain", "ip", TableName, "x")
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Errorf("Apply: %v", err)
-	}
+	err = p.Apply(context.Background()).Err
+	kit.Check(t, err == nil, "Apply: %v", err)
 }
 
 // TestLeftoverTables finds and deletes one table, and leaves tables with similar names.
@@ -511,14 +505,12 @@ func churnTable(t *testing.T, r Leftovers) (end func()) {
 
 func wantFound(t *testing.T, r Leftovers, want string) {
 	t.Helper()
-	if got, err := r.Find(t.Context()); got != want || err != nil {
-		t.Errorf("%s: Find = %q, %v; want %q", r, got, err, want)
-	}
+	got, err := r.Find(t.Context())
+	kit.Check(t, got == want && err == nil, "%s: Find = %q, %v; want %q", r, got, err, want)
 }
 
 func remove(t *testing.T, r Leftovers) {
 	t.Helper()
-	if err := r.Remove(t.Context()); err != nil {
-		t.Errorf("%s: Remove: %v", r, err)
-	}
+	err := r.Remove(t.Context())
+	kit.Check(t, err == nil, "%s: Remove: %v", r, err)
 }

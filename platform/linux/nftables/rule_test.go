@@ -195,9 +195,8 @@ func TestArrange(t *testing.T) {
 		"two of four leave":                    {"abcd", "bd", "db"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := slotOrder(layoutOf(tt.old).next(&service.Port{Cluster: letterEndpoints(tt.want)}), service.PolicyCluster); got != tt.now {
-				t.Errorf("%q lies as %q, want %q", tt.want, got, tt.now)
-			}
+			got := slotOrder(layoutOf(tt.old).next(&service.Port{Cluster: letterEndpoints(tt.want)}), service.PolicyCluster)
+			kit.Check(t, got == tt.now, "%q lies as %q, want %q", tt.want, got, tt.now)
 		})
 	}
 }
@@ -242,9 +241,8 @@ func TestNextKeepsTheOtherList(t *testing.T) {
 	if got := slotOrder(next, service.PolicyCluster); got != "cab" || &next.slots[service.PolicyCluster][0] != &l.slots[service.PolicyCluster][0] {
 		t.Errorf("unchanged list lies as %q", got)
 	}
-	if got := slotOrder(next, service.PolicyLocal); got != "zy" {
-		t.Errorf("local list lies as %q, want zy", got)
-	}
+	got := slotOrder(next, service.PolicyLocal)
+	kit.Check(t, got == "zy", "local list lies as %q, want zy", got)
 	kit.Check(t, !next.slots.identity() && (slots{}).identity() && !(slots{service.PolicyLocal: {1, 0}}).identity(),
 		"identity is wrong")
 }
@@ -314,9 +312,8 @@ func TestKeyText(t *testing.T) {
 
 func TestKeySize(t *testing.T) {
 	got := [2]int{keySize(sources.key, service.IPv4), keySize(sources.key, service.IPv6)}
-	if want := [2]int{16, 40}; got != want {
-		t.Errorf("keys of sources have %v bytes, want %v", got, want)
-	}
+	want := [2]int{16, 40}
+	kit.Check(t, got == want, "keys of sources have %v bytes, want %v", got, want)
 }
 
 // The text of each prefix of either family is the prefix, or its address if it holds only
@@ -333,9 +330,8 @@ func TestPrefixes(t *testing.T) {
 			if got := prefixText(p.Addr().AsSlice(), last.AsSlice()); got != want {
 				t.Errorf("%s to %s is written %s, want %s", p.Addr(), last, got, want)
 			}
-			if next := last.Next(); !p.Contains(last) || next.IsValid() && p.Contains(next) {
-				t.Errorf("last address of %s = %s", p, last)
-			}
+			next := last.Next()
+			kit.Check(t, p.Contains(last) && (!next.IsValid() || !p.Contains(next)), "last address of %s = %s", p, last)
 		}
 	}
 }
@@ -348,13 +344,11 @@ func TestLoopbackPrefix(t *testing.T) {
 func TestTargetOf(t *testing.T) {
 	for _, s := range []string{"10.244.1.5:8080", "[fd00:10:244:1::5]:65535"} {
 		a := addrPort(s)
-		if got := targetOf(appendPort(appendAddr(nil, a.Addr()), a.Port())); got != a {
-			t.Errorf("target %s is read as %s", a, got)
-		}
+		got := targetOf(appendPort(appendAddr(nil, a.Addr()), a.Port()))
+		kit.Check(t, got == a, "target %s is read as %s", a, got)
 	}
-	if got := targetOf([]byte{1, 2, 3}); got.IsValid() {
-		t.Errorf("target of three bytes = %s, want none", got)
-	}
+	got := targetOf([]byte{1, 2, 3})
+	kit.Check(t, !got.IsValid(), "target of three bytes = %s, want none", got)
 }
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -401,9 +395,8 @@ func TestStatementTexts(t *testing.T) {
 			tt.v6 = tt.v4
 		}
 		got := [2]string{tt.statement.text(service.IPv4), tt.statement.text(service.IPv6)}
-		if want := [2]string{tt.v4, tt.v6}; got != want {
-			t.Errorf("%#v is written %q, want %q", tt.statement, got, want)
-		}
+		want := [2]string{tt.v4, tt.v6}
+		kit.Check(t, got == want, "%#v is written %q, want %q", tt.statement, got, want)
 	}
 }
 
@@ -437,9 +430,8 @@ func TestElementTexts(t *testing.T) {
 		{element{in: endpoints, key: appendSlot(key, 3), value: to}, "10.96.0.10 . tcp . 80 . 3 : 10.244.1.5 . 8080"},
 		{element{in: clusterIPs, key: key[:4]}, "10.96.0.10"},
 	} {
-		if got := tt.element.text(service.IPv4); got != tt.want {
-			t.Errorf("element is written %q, want %q", got, tt.want)
-		}
+		got := tt.element.text(service.IPv4)
+		kit.Check(t, got == tt.want, "element is written %q, want %q", got, tt.want)
 	}
 }
 
@@ -461,9 +453,8 @@ func TestOpTexts(t *testing.T) {
 		{op{verb: addElement, element: e}, "+ cluster-ips: 10.96.0.1"},
 		{op{verb: delElement, element: e}, "- cluster-ips: 10.96.0.1"},
 	} {
-		if got := tt.op.text(service.IPv4); got != tt.want {
-			t.Errorf("op is written %q, want %q", got, tt.want)
-		}
+		got := tt.op.text(service.IPv4)
+		kit.Check(t, got == tt.want, "op is written %q, want %q", got, tt.want)
 	}
 }
 
@@ -547,9 +538,8 @@ func TestServicePortID(t *testing.T) {
 		{service.PortName{Namespace: long, Name: long, Protocol: service.UDP}, "-" + long + "/nnnnnnnn"},
 	} {
 		id := servicePortID(tt.name)
-		if hash, found := strings.CutSuffix(id, tt.want); !found || len(hash) != 8 {
-			t.Errorf("clientID(%s) = %q, want eight letters and %q", tt.name, id, tt.want)
-		}
+		hash, found := strings.CutSuffix(id, tt.want)
+		kit.Check(t, found && len(hash) == 8, "clientID(%s) = %q, want eight letters and %q", tt.name, id, tt.want)
 	}
 	if got, want := servicePortID(service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}), "2n6w3cvw-shop/web/tcp"; got != want {
 		t.Errorf("clientID = %q, want %q as ever", got, want)
@@ -565,9 +555,8 @@ func TestComments(t *testing.T) {
 		{service.PortName{Namespace: "shop", Name: "web"}, "shop/web"},
 		{service.PortName{Namespace: long, Name: long, Port: "http"}, long + "/" + long[:53] + "..."},
 	} {
-		if got := comment(tt.name); got != tt.want || len(got) > 128 {
-			t.Errorf("comment = %q, want %q", got, tt.want)
-		}
+		got := comment(tt.name)
+		kit.Check(t, got == tt.want && len(got) <= 128, "comment = %q, want %q", got, tt.want)
 	}
 }
 

@@ -92,9 +92,8 @@ func TestLease(t *testing.T) {
 	c := start(t, s, "c")
 	kit.Check(t, c.holdsLease(t) && !b.holdsLease(t), "the third proxy does not have the lease")
 	kit.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
-	if who, err := lease.QueryHolder(t.Context(), s); err != nil || who.Mode != "c" {
-		t.Errorf("asked, %s has the lease, %v", who, err)
-	}
+	who, err := lease.QueryHolder(t.Context(), s)
+	kit.Check(t, err == nil && who.Mode == "c", "asked, %s has the lease, %v", who, err)
 	c.end()
 	kit.Until(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
 }
@@ -231,9 +230,8 @@ func TestUntrustedPeerAsksForLease(t *testing.T) {
 	for name, c := range map[string]*net.UnixConn{
 		"proves nothing": c, "sends the holder's proof": d, "has no address": dialFrom(t, s, ""), "another address": dialFrom(t, s, socket(t).Name+"-x"),
 	} {
-		if answer := say(c, take); strings.Contains(answer, "yielded") || !p.holdsLease(t) {
-			t.Errorf("%s: got the lease: %q", name, answer)
-		}
+		answer := say(c, take)
+		kit.Check(t, !strings.Contains(answer, "yielded") && p.holdsLease(t), "%s: got the lease: %q", name, answer)
 	}
 	kit.Until(t, "the holder says that another version asks", func() bool { return strings.Contains(p.state.Load().Fault, "another version") })
 }
@@ -288,9 +286,8 @@ func TestProof(t *testing.T) {
 		s := socket(t)
 		l := listenOn(t, s)
 		_, client := dialled(t, s)
-		if holder := accepted(t, s, l); !<-client || !<-holder {
-			t.Error("two proxies do not trust each other")
-		}
+		holder := accepted(t, s, l)
+		kit.Check(t, <-client && <-holder, "two proxies do not trust each other")
 	})
 	// between has a connection to a holder that has given the name away, and the name.
 	between := func(t *testing.T, from func() string) (s Socket, toHolder *net.UnixConn, holder <-chan bool, l *net.UnixListener) {

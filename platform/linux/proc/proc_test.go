@@ -11,6 +11,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/kit"
 )
 
 const heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -52,9 +54,8 @@ func TestListeners(t *testing.T) {
 			for _, l := range all {
 				got = append(got, l.Protocol.String()+" "+l.Addr.String())
 			}
-			if diff := cmp.Diff(test.want, strings.Join(got, ", ")) + cmp.Diff(test.err, text); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(test.want, strings.Join(got, ", ")) + cmp.Diff(test.err, text)
+			kit.Check(t, diff == "", "(-want +got):\n%s", diff)
 		})
 	}
 }
@@ -75,9 +76,8 @@ func TestConflictsWith(t *testing.T) {
 		{"[::1]:80", "0.0.0.0:80", false},
 	} {
 		l := Listener{Addr: netip.MustParseAddrPort(c.own)}
-		if got := l.ConflictsWith(netip.MustParseAddrPort(c.other)); got != c.want {
-			t.Errorf("%s keeps others from %s: %t, want %t", c.own, c.other, got, c.want)
-		}
+		got := l.ConflictsWith(netip.MustParseAddrPort(c.other))
+		kit.Check(t, got == c.want, "%s keeps others from %s: %t, want %t", c.own, c.other, got, c.want)
 	}
 }
 
@@ -155,9 +155,8 @@ func TestDescribe(t *testing.T) {
 		"one that has ended":           {fstest.MapFS{}, Process{PID: 7}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, Describe(tt.files, 7)); diff != "" {
-				t.Errorf("Describe (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(tt.want, Describe(tt.files, 7))
+			kit.Check(t, diff == "", "Describe (-want +got):\n%s", diff)
 		})
 	}
 }

@@ -93,9 +93,8 @@ func TestProgramsSeeWholeLists(t *testing.T) {
 	sizes := make([]int, services)
 	for generation := range uint64(1000) {
 		sizes[r.IntN(services)] = r.IntN(90)
-		if _, o := round(t, b, numbered(generation, sizes)); o.Degraded != "" {
-			t.Fatal(o.Degraded)
-		}
+		_, o := round(t, b, numbered(generation, sizes))
+		kit.Need(t, o.Degraded == "", "%v", o.Degraded)
 	}
 	close(end)
 	readers.Wait()
@@ -145,9 +144,8 @@ func TestFailures(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				k := &fake{family: service.IPv4, fails: map[string]bool{call: true, "Build": true}}
 				b := New(service.IPv4, k, Options{})
-				if _, o := round(t, b, s); o.Err != nil || !strings.Contains(o.Degraded, "IPv4 is off") {
-					t.Fatalf("%+v, want it degraded", o)
-				}
+				_, o := round(t, b, s)
+				kit.Need(t, o.Err == nil && strings.Contains(o.Degraded, "IPv4 is off"), "%+v, want it degraded", o)
 				kit.Need(t, k.active == nil, "tables are in force after a failure")
 				k.fails = nil
 				if plan, o := round(t, b, next); plan != "" || o.Degraded == "" {
@@ -168,9 +166,8 @@ func TestStuckLayerIsAnError(t *testing.T) {
 	k := &fake{family: service.IPv4, fails: map[string]bool{"Build": true, "Remove": true}}
 	b := New(service.IPv4, k, Options{})
 	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
-	if _, o := round(t, b, s); o.Err == nil {
-		t.Fatal("no error")
-	}
+	_, o := round(t, b, s)
+	kit.Need(t, o.Err != nil, "no error")
 	k.fails = nil
 	if _, o := round(t, b, s); o.Err != nil || o.Degraded != "" || k.active == nil {
 		t.Errorf("retry: %+v", o)
@@ -197,9 +194,8 @@ func TestDrift(t *testing.T) {
 			c.alter(k)
 			_, o := round(t, b, s)
 			kit.Same(t, "drift (-want +got)", []string{c.want}, o.Drift)
-			if got := k.endpoints(to); len(got) != 1 || got[0].String() != "10.1.0.1:80" {
-				t.Errorf("after the repair: %v", got)
-			}
+			got := k.endpoints(to)
+			kit.Check(t, len(got) == 1 && got[0].String() == "10.1.0.1:80", "after the repair: %v", got)
 			if plan, o := round(t, b, s); plan != "" || o.Drift != nil {
 				t.Errorf("then plan %q, drift %q", plan, o.Drift)
 			}
@@ -231,9 +227,8 @@ func TestPodsAppear(t *testing.T) {
 	}
 	for _, call := range []string{"Moved", "Follow"} {
 		k.pods, k.fails = "/"+call, map[string]bool{call: true, "Build": true}
-		if _, o := round(t, b, s); o.Degraded == "" || k.active != nil {
-			t.Errorf("%s fails: %+v, want it degraded", call, o)
-		}
+		_, o := round(t, b, s)
+		kit.Check(t, o.Degraded != "" && k.active == nil, "%s fails: %+v, want it degraded", call, o)
 		k.fails = nil
 		if _, o := round(t, b, s); o.Degraded != "" || k.followed != k.pods {
 			t.Errorf("after %s failed: %+v", call, o)
@@ -401,9 +396,8 @@ func TestOthers(t *testing.T) {
 	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
 	k := &fake{family: service.IPv4, strays: 4}
 	b := New(service.IPv4, k, Options{})
-	if _, o := round(t, b, s); o.Degraded != "" || k.strays != 0 {
-		t.Errorf("a first round leaves %d programs: %+v", k.strays, o)
-	}
+	_, o := round(t, b, s)
+	kit.Check(t, o.Degraded == "" && k.strays == 0, "a first round leaves %d programs: %+v", k.strays, o)
 	k.strays = 2
 	if plan, o := round(t, b, s); !strings.HasPrefix(plan, "- detach programs") || o.Degraded != "" || k.strays != 0 {
 		t.Errorf("%q leaves %d programs: %+v", plan, k.strays, o)
@@ -468,9 +462,8 @@ func TestMissedPods(t *testing.T) {
 				k.taken.Pods += c.taken.Pods
 				time.Sleep(time.Second)
 			}
-			if got := strings.Contains(said, "takes no connection of pods: the rules saw 3 new connections of pods, as from 10.1.0.9:"); got != c.want || !c.want && said != "" {
-				t.Errorf("%s: %q", name, said)
-			}
+			got := strings.Contains(said, "takes no connection of pods: the rules saw 3 new connections of pods, as from 10.1.0.9:")
+			kit.Check(t, got == c.want && (c.want || said == ""), "%s: %q", name, said)
 			k.taken.Pods += 2
 			if _, out := round(t, b, s); out.Degraded != "" {
 				t.Errorf("%s, then taken: %q", name, out.Degraded)
@@ -527,9 +520,8 @@ func TestReadBack(t *testing.T) {
 				c.alter(k)
 			}
 			held, wanted, err := New(service.IPv4, k, Options{Off: c.off}).ReadBack(want)
-			if diff := gocmp.Diff([2]string{c.held, c.wanted}, [2]string{held.String(), wanted.String()}); err != nil || diff != "" {
-				t.Errorf("%v (-want +got):\n%s", err, diff)
-			}
+			diff := gocmp.Diff([2]string{c.held, c.wanted}, [2]string{held.String(), wanted.String()})
+			kit.Check(t, err == nil && diff == "", "%v (-want +got):\n%s", err, diff)
 		})
 	}
 }
@@ -540,9 +532,8 @@ func TestUnseenError(t *testing.T) {
 		true:  "programs are attached where socket acceleration of IPv6 attaches its own",
 		false: "may not look for programs of socket acceleration (injected)",
 	} {
-		if err := (&UnseenError{Family: service.IPv6, Likely: likely, Err: errInjected}); !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		err := (&UnseenError{Family: service.IPv6, Likely: likely, Err: errInjected})
+		kit.Check(t, strings.Contains(err.Error(), want), "%v, want %q", err, want)
 	}
 }
 

@@ -60,9 +60,8 @@ func TestKilledWhileClientsConnect(t *testing.T) {
 			k.kill(k.changed(), time.Millisecond)
 		}
 		k.ended = 1
-		if err := crowd.Wait(); err != nil {
-			t.Error(err)
-		}
+		err := crowd.Wait()
+		kit.Check(t, err == nil, "%v", err)
 		t.Logf("%d connections; the next process adopted %d of those killed, by phase: %d", k.connections, k.adopted, k.killed)
 		kit.Check(t, k.connections >= 1000 && k.wrong == 0, "%d connections, %d of them wrong", k.connections, k.wrong)
 		if k.adopted == 0 || k.killed[phaseBuilds] == 0 || k.killed[phaseActivates] == 0 || k.killed[phaseChanges] == 0 {
@@ -591,9 +590,8 @@ func (s *shared) stopped(t *testing.T, writer *os.Process, spins int) (m *Memory
 	}
 	kit.Must(t, writer.Signal(syscall.SIGSTOP))
 	var status unix.WaitStatus
-	if _, err := unix.Wait4(writer.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("the writer did not stop: %v, %v", status, err)
-	}
+	_, err := unix.Wait4(writer.Pid, &status, unix.WUNTRACED, nil)
+	kit.Need(t, err == nil && status.Stopped(), "the writer did not stop: %v, %v", status, err)
 	defer func() { kit.Must(t, writer.Signal(syscall.SIGCONT)) }()
 	if *s.resetting != 0 {
 		return nil, false
@@ -617,9 +615,8 @@ func checkNextProcess(t *testing.T, m *Memory, r *rand.Rand) {
 		})
 	}
 	s := service.New(1, &service.Node{}, ports)
-	if _, o := round(t, b, s); o.Err != nil || o.Degraded != "" {
-		t.Fatalf("the next process: %+v", o)
-	}
+	_, o := round(t, b, s)
+	kit.Need(t, o.Err == nil && o.Degraded == "", "the next process: %+v", o)
 	for _, c := range want {
 		if got := k.endpoints(c.addr); len(got) != len(c.endpoints) || got[0] != c.endpoints[0].Addr {
 			t.Fatalf("after the next process %s leads to %s", c.addr, got)

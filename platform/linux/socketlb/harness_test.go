@@ -286,8 +286,7 @@ func (f *fake) Remove() error {
 	return nil
 }
 
-func (f *fake) Release() {}
-
+func (f *fake) Release()              {}
 func (f *fake) Taken() (Taken, error) { return f.taken, f.fail("Taken") }
 
 func (f *fake) Repeats(ctx context.Context, _ func(repeat), _ func()) error {

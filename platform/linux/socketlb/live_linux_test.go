@@ -103,18 +103,16 @@ func (n *node) open(t *testing.T) {
 func (n *node) close(t *testing.T) {
 	t.Helper()
 	for _, b := range n.backends {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
+		err := b.Close()
+		kit.Check(t, err == nil, "%v", err)
 	}
 }
 
 func (n *node) cleanUp(t *testing.T) {
 	t.Helper()
 	for _, b := range n.backends {
-		if err := b.Cleanup(context.Background()); err != nil {
-			t.Error(err)
-		}
+		err := b.Cleanup(context.Background())
+		kit.Check(t, err == nil, "%v", err)
 	}
 }
 
@@ -165,9 +163,8 @@ func TestConnect(t *testing.T) {
 			"mapped, not a frontend": {call{To: "[::ffff:10.96.0.11]:80"}, answer{Err: "network is unreachable"}},
 		} {
 			t.Run(name, func(t *testing.T) {
-				if got := inside.call(t, c.call); got != c.want {
-					t.Errorf("%+v, want %+v", got, c.want)
-				}
+				got := inside.call(t, c.call)
+				kit.Check(t, got == c.want, "%+v, want %+v", got, c.want)
 			})
 		}
 	})
@@ -183,31 +180,27 @@ func TestLayerOutlivesItsProcess(t *testing.T) {
 		connects := func(situation string, want bool) {
 			t.Helper()
 			for to, endpoint := range map[string]string{"10.96.0.10:80": four, "[fd00:10:96::10]:80": six} {
-				if a := c.call(t, call{To: to}); (a.Greeting == endpoint) != want {
-					t.Errorf("%s: %+v", situation, a)
-				}
+				a := c.call(t, call{To: to})
+				kit.Check(t, (a.Greeting == endpoint) == want, "%s: %+v", situation, a)
 			}
 		}
 		n.close(t)
 		connects("after a stop", true)
 		n.open(t)
-		if plan := n.sync(t, s); plan != "" {
-			t.Errorf("a new process changed something:\n%s", plan)
-		}
+		plan := n.sync(t, s)
+		kit.Check(t, plan == "", "a new process changed something:\n%s", plan)
 		connects("after a start", true)
 		moved := greeter(t, "127.0.0.1:0").String()
 		n.close(t)
 		n.open(t)
 		n.sync(t, snapshot([]string{"10.96.0.10:80", moved}))
-		if a := c.call(t, call{To: "10.96.0.10:80"}); a.Greeting != moved {
-			t.Errorf("after a change and a start: %+v", a)
-		}
+		a := c.call(t, call{To: "10.96.0.10:80"})
+		kit.Check(t, a.Greeting == moved, "after a change and a start: %+v", a)
 		n.sync(t, s)
 		n.cleanUp(t)
 		connects("after the removal", false)
-		if _, err := os.Stat(filepath.Join(n.options.Pins, Name)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("after the removal its folder is there (%v)", err)
-		}
+		_, err := os.Stat(filepath.Join(n.options.Pins, Name))
+		kit.Check(t, errors.Is(err, os.ErrNotExist), "after the removal its folder is there (%v)", err)
 		n.cleanUp(t) // nothing is there
 		n.sync(t, s)
 		connects("made anew", true)
@@ -236,9 +229,8 @@ func TestRemovedWithoutPins(t *testing.T) {
 			elsewhere.Name = name
 			found := remove(elsewhere)
 			a := c.call(t, call{To: "10.96.0.10:80"})
-			if own := name == Name; (found != "") != own || (a.Greeting == at) == own {
-				t.Errorf("of %s: found %q, then %+v", name, found, a)
-			}
+			own := name == Name
+			kit.Check(t, (found != "") == own && (a.Greeting == at) != own, "of %s: found %q, then %+v", name, found, a)
 		}
 		kit.Equal(t, remove(elsewhere), "", "after the removal there")
 	})
@@ -259,18 +251,16 @@ func TestGrowth(t *testing.T) {
 			many = append(many, []string{fmt.Sprintf("10.97.%d.%d:80", i>>8, i&255), "127.0.0.1:1", at})
 		}
 		n.sync(t, snapshot(many...))
-		if a := c.call(t, call{To: "10.97.11.183:80"}); a.Greeting != at && a.Err != "connection refused" {
-			t.Errorf("the last frontend: %+v", a)
-		}
+		a := c.call(t, call{To: "10.97.11.183:80"})
+		kit.Check(t, a.Greeting == at || a.Err == "connection refused", "the last frontend: %+v", a)
 		if a := c.call(t, call{To: "10.96.0.10:80"}); a.Greeting != at || a.Peer != "10.96.0.10:80" {
 			t.Errorf("the first frontend: %+v", a)
 		}
 		if after, err := n.backends[0].driver.Taken(); err != nil || after.Node-before.Node != 3 {
 			t.Errorf("%d connections were taken (%v), want 3", after.Node-before.Node, err)
 		}
-		if k := n.backends[0].driver.(*kernel); len(k.mapped) != 2 {
-			t.Errorf("%d tables are mapped", len(k.mapped))
-		}
+		k := n.backends[0].driver.(*kernel)
+		kit.Check(t, len(k.mapped) == 2, "%d tables are mapped", len(k.mapped))
 	})
 }
 
@@ -290,15 +280,12 @@ func TestDetachedProgramsAreFound(t *testing.T) {
 		} {
 			kit.Must(t, tamper())
 			kit.Check(t, k.Attached() != nil, "%s: not noticed", name)
-			if text := n.sync(t, s); !strings.Contains(text, "drift: ") {
-				t.Errorf("%s: round:\n%s", name, text)
-			}
-			if a := c.call(t, call{To: "10.96.0.10:80"}); a.Greeting != at {
-				t.Errorf("%s: after the repair: %+v", name, a)
-			}
-			if err := k.Attached(); err != nil {
-				t.Errorf("%s: after the repair: %v", name, err)
-			}
+			text := n.sync(t, s)
+			kit.Check(t, strings.Contains(text, "drift: "), "%s: round:\n%s", name, text)
+			a := c.call(t, call{To: "10.96.0.10:80"})
+			kit.Check(t, a.Greeting == at, "%s: after the repair: %+v", name, a)
+			err := k.Attached()
+			kit.Check(t, err == nil, "%s: after the repair: %v", name, err)
 		}
 	})
 }
@@ -326,9 +313,8 @@ func (n *node) mountOver(t *testing.T) (unmount func()) {
 // leadsTo requires that a client gets an endpoint, from one program at each place.
 func (n *node) leadsTo(t *testing.T, situation, endpoint string) {
 	t.Helper()
-	if a := startClient(t, n.options.Cgroup, 0).call(t, call{To: someService}); a.Greeting != endpoint || a.Peer != someService {
-		t.Errorf("%s: %+v, want %s", situation, a, endpoint)
-	}
+	a := startClient(t, n.options.Cgroup, 0).call(t, call{To: someService})
+	kit.Check(t, a.Greeting == endpoint && a.Peer == someService, "%s: %+v, want %s", situation, a, endpoint)
 	if got := n.attached(t); got != len(attachments[service.IPv4])+len(attachments[service.IPv6]) {
 		t.Errorf("%s: %d programs are attached", situation, got)
 	}
@@ -453,9 +439,8 @@ func TestEvict(t *testing.T) {
 		for _, f := range service.Families {
 			kit.Must(t, Leftovers{Family: f, Options: hidden}.Evict())
 		}
-		if got := n.attached(t); got != before {
-			t.Errorf("where no pins are to be seen, %d of %d programs are left", got, before)
-		}
+		got := n.attached(t)
+		kit.Check(t, got == before, "where no pins are to be seen, %d of %d programs are left", got, before)
 		for _, f := range service.Families {
 			kit.Must(t, Leftovers{Family: f, Options: n.options}.Evict())
 		}
@@ -473,9 +458,8 @@ func TestOffWithHiddenPins(t *testing.T) {
 		n.options.Off = true
 		n.open(t)
 		n.sync(t, s)
-		if got := n.attached(t); got != 0 {
-			t.Errorf("%d programs are left", got)
-		}
+		got := n.attached(t)
+		kit.Check(t, got == 0, "%d programs are left", got)
 		n.options.Off = false
 	})
 }
@@ -523,9 +507,8 @@ func TestExclusiveProgram(t *testing.T) {
 			kit.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect, Flags: flags}))
 			n.open(t)
 			_, o := round(t, n.backends[service.IPv4], s)
-			if got := strings.Contains(o.Degraded, "program "+strconv.Itoa(int(id))+" of somebody is attached there exclusively"); got != alone || o.Err != nil {
-				t.Errorf("with flags %d: %v, %q", flags, o.Err, o.Degraded)
-			}
+			got := strings.Contains(o.Degraded, "program "+strconv.Itoa(int(id))+" of somebody is attached there exclusively")
+			kit.Check(t, got == alone && o.Err == nil, "with flags %d: %v, %q", flags, o.Err, o.Degraded)
 			kit.Must(t, link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect}))
 			dir.Close()
 			n.cleanUp(t)
@@ -552,12 +535,10 @@ func TestNodeOnly(t *testing.T) {
 		s := snapshot([]string{someService, at})
 		n.sync(t, s)
 		n.leadsTo(t, "a process of the node", at)
-		if a := startClient(t, pod, unix.CLONE_NEWNET).call(t, call{To: someService}); a.Err != "network is unreachable" {
-			t.Errorf("a pod: %+v, want it left to the rules", a)
-		}
-		if plan := n.sync(t, s); plan != "" {
-			t.Errorf("plan without a change:\n%s", plan)
-		}
+		a := startClient(t, pod, unix.CLONE_NEWNET).call(t, call{To: someService})
+		kit.Check(t, a.Err == "network is unreachable", "a pod: %+v, want it left to the rules", a)
+		plan := n.sync(t, s)
+		kit.Check(t, plan == "", "plan without a change:\n%s", plan)
 	})
 }
 
@@ -568,9 +549,8 @@ func TestObjectIsCompiled(t *testing.T) {
 	}
 	for name, have := range map[string][]byte{"socketlb": object, "watch": watchObject} {
 		out := filepath.Join(t.TempDir(), name+".o")
-		if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, text)
-		}
+		text, err := exec.Command("bpf/compile.sh", out).CombinedOutput()
+		kit.Need(t, err == nil, "%v\n%s", err, text)
 		kit.Check(t, bytes.Equal(kit.ReadFile(t, out), have),
 			"bpf/%s.o is not what bpf/%[1]s.c compiles to: run make bpf", name)
 	}

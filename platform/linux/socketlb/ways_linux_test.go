@@ -239,9 +239,8 @@ func TestMixedNames(t *testing.T) {
 				}
 			})
 		}
-		if got := peerOf(t, fd); got != c.endpoint {
-			t.Errorf("connected to %s: peer %s, want %s", c.to, got, c.endpoint)
-		}
+		got := peerOf(t, fd)
+		kit.Check(t, got == c.endpoint, "connected to %s: peer %s, want %s", c.to, got, c.endpoint)
 	})
 }
 
@@ -275,9 +274,8 @@ func TestNamesOfOneSet(t *testing.T) {
 			if i < len(fds)-recentPlaces {
 				want = c.endpoint
 			}
-			if got := peerOf(t, fd); got != want {
-				t.Errorf("socket %d of %d in a set: peer %s, want %s", i, len(fds), got, want)
-			}
+			got := peerOf(t, fd)
+			kit.Check(t, got == want, "socket %d of %d in a set: peer %s, want %s", i, len(fds), got, want)
 		}
 	})
 }
@@ -341,9 +339,8 @@ func moveTo(t testing.TB, cgroup string) {
 func connected(t *testing.T, family int, to string) int {
 	t.Helper()
 	fd := newSocket(t, family)
-	if err := ways[""](fd, netip.MustParseAddrPort(to)); err != nil {
-		t.Fatalf("connect to %s: %v", to, err)
-	}
+	err := ways[""](fd, netip.MustParseAddrPort(to))
+	kit.Need(t, err == nil, "connect to %s: %v", to, err)
 	return fd
 }
 
@@ -397,12 +394,10 @@ func TestProgramsTellTheCookie(t *testing.T) {
 				t.Errorf("a program sees %d, the kernel says %d", got, want)
 			}
 			seen[got] = true
-			if err := raiseLoopback(); err != nil {
-				t.Error(err)
-			}
-			if err := unix.Connect(s, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 53}); err != nil {
-				t.Errorf("after the question: %v", err)
-			}
+			err = raiseLoopback()
+			kit.Check(t, err == nil, "%v", err)
+			err = unix.Connect(s, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 53})
+			kit.Check(t, err == nil, "after the question: %v", err)
 		})
 	}
 	kit.Check(t, len(seen) == 2, "two network namespaces have the cookies %v", seen)
@@ -460,9 +455,8 @@ func TestQuestionLetsOthersPass(t *testing.T) {
 		} {
 			s, err := unix.Socket(unix.AF_INET, c.kind|unix.SOCK_CLOEXEC, 0)
 			kit.Must(t, err)
-			if err := unix.Connect(s, &c.to); !errors.Is(err, c.want) {
-				t.Errorf("%s: %v, want %v", name, err, c.want)
-			}
+			err = unix.Connect(s, &c.to)
+			kit.Check(t, errors.Is(err, c.want), "%s: %v, want %v", name, err, c.want)
 			unix.Close(s)
 		}
 	})
@@ -570,9 +564,8 @@ func connectInVain(b *testing.B, to netip.AddrPort) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	kit.Must(b, err)
 	defer unix.Close(fd)
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); !errors.Is(err, unix.ECONNREFUSED) {
-		b.Fatalf("connect to %s: %v, want a refusal", to, err)
-	}
+	err = unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+	kit.Need(b, errors.Is(err, unix.ECONNREFUSED), "connect to %s: %v, want a refusal", to, err)
 }
 
 // clockOf returns how to read the time for which a pinned program ran.

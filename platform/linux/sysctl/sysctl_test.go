@@ -228,9 +228,8 @@ func TestApplyMakesNoFiles(t *testing.T) {
 		}
 	}
 	for _, name := range []string{conntrackMax.file, udpStream.file} {
-		if err := d.WriteFile(name, []byte("1")); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("WriteFile = %v, want %v", err, fs.ErrNotExist)
-		}
+		err := d.WriteFile(name, []byte("1"))
+		kit.Check(t, errors.Is(err, fs.ErrNotExist), "WriteFile = %v, want %v", err, fs.ErrNotExist)
 	}
 }
 
@@ -255,16 +254,14 @@ func TestForwarding(t *testing.T) {
 
 func TestConnections(t *testing.T) {
 	d := tree(t, map[string]string{conntrackCount.file: "17", conntrackMax.file: "262144"})
-	if now, most, err := Connections(d); now != 17 || most != 262144 || err != nil {
-		t.Errorf("Connections = %d, %d, %v, want 17, 262144", now, most, err)
-	}
+	now, most, err := Connections(d)
+	kit.Check(t, now == 17 && most == 262144 && err == nil, "Connections = %d, %d, %v, want 17, 262144", now, most, err)
 	for name, files := range map[string]map[string]string{
 		"not tracked": {conntrackCount.file: "", conntrackMax.file: "262144"},
 		"no number":   {conntrackCount.file: "many", conntrackMax.file: "262144"},
 	} {
-		if _, _, err := Connections(tree(t, files)); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		_, _, err := Connections(tree(t, files))
+		kit.Check(t, err != nil, "%s: no error", name)
 	}
 }
 

@@ -80,9 +80,8 @@ func TestNetworksOfClients(t *testing.T) {
 			return to.clientClaim(l.clientOf(addr), filesPerConn)
 		}
 	}
-	if got := fill(l, host("2001:db8::")); got > l.max/4 || got < l.max/4-4 {
-		t.Errorf("one host has %d of %d; want a quarter", got, l.max)
-	}
+	got := fill(l, host("2001:db8::"))
+	kit.Check(t, got <= l.max/4 && got >= l.max/4-4, "one host has %d of %d; want a quarter", got, l.max)
 	kit.Check(t, l.acquire(host("2001:db8:0:1::")(0)), "a host of another network is refused")
 	l = NewLimits(4096)
 	for _, pods := range []string{"fd01::/48", "fd00::/48"} { // a Node can get another range
@@ -94,9 +93,8 @@ func TestNetworksOfClients(t *testing.T) {
 	for addr, want := range map[string]string{
 		"::ffff:10.0.0.1": "10.0.0.1/32", "10.0.0.1": "10.0.0.1/32", "fe80::1%eth0": "fe80::/64", "fd00::1": "fd00::1/128", "2001:db8:0:0:f::1": "2001:db8::/64",
 	} {
-		if got := l.clientOf(netip.MustParseAddr(addr)).String(); got != want {
-			t.Errorf("%s belongs to client %s; want %s", addr, got, want)
-		}
+		got := l.clientOf(netip.MustParseAddr(addr)).String()
+		kit.Check(t, got == want, "%s belongs to client %s; want %s", addr, got, want)
 	}
 }
 
@@ -111,9 +109,8 @@ func TestManyGreedyServices(t *testing.T) {
 	other := func(n int) claim {
 		return claim{2, serviceName{"bank", "web"}, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(n)}), 32)}
 	}
-	if got := fill(l, other); got < l.max/7 {
-		t.Errorf("a neighbour has %d of %d", got, l.max)
-	}
+	got := fill(l, other)
+	kit.Check(t, got >= l.max/7, "a neighbour has %d of %d", got, l.max)
 }
 
 // TestListenersOfOneService checks that they leave files for those of other Services.
@@ -150,9 +147,8 @@ func TestLateAnswersNeedRoom(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		c := claim{1, serviceName{"shop", "dns"}, netip.MustParsePrefix("10.0.0.1/32")}
 		l.acquire(c)
-		if got, want := l.hasSpare(c), n <= 3; got != want {
-			t.Errorf("with %d clients there is room: %t, want %t", n, got, want)
-		}
+		got, want := l.hasSpare(c), n <= 3
+		kit.Check(t, got == want, "with %d clients there is room: %t, want %t", n, got, want)
 	}
 	l = NewLimits(256)
 	for n := range 112 / 4 {
@@ -198,9 +194,8 @@ func TestRefusalsAreReported(t *testing.T) {
 		if last := all()[len(all())-1]; last != [2]string{} {
 			t.Errorf("when it is over, %q is said", last)
 		}
-		if got := l.Use().Refused; got[Loop] != 1000 || got[ClientShare] != 1000 {
-			t.Errorf("counted %v", got)
-		}
+		got := l.Use().Refused
+		kit.Check(t, got[Loop] == 1000 && got[ClientShare] == 1000, "counted %v", got)
 	})
 }
 

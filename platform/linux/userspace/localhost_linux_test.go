@@ -104,12 +104,10 @@ func TestLocalhostFollowsTheSnapshot(t *testing.T) {
 		{"gone", "127.0.0.0/8", nil, ""},
 	} {
 		n.node.NodePorts = []netip.Prefix{netip.MustParsePrefix(step.asked)}
-		if err := n.apply(step.ports...); err != nil {
-			t.Errorf("%s: %v", step.what, err)
-		}
-		if got := n.get(number); got != step.want {
-			t.Errorf("%s: %q answers, want %q", step.what, got, step.want)
-		}
+		err := n.apply(step.ports...)
+		kit.Check(t, err == nil, "%s: %v", step.what, err)
+		got := n.get(number)
+		kit.Check(t, got == step.want, "%s: %q answers, want %q", step.what, got, step.want)
 		if got := n.Listeners() == 1; got != (step.want != "") {
 			t.Errorf("%s: %d listeners", step.what, n.Listeners())
 		}
@@ -132,9 +130,8 @@ func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 		if len(failed) != 1 || failed[0].Name.Name != "held" || !reconcile.InForce(failed[0].Err) || !strings.Contains(err.Error(), "another program") {
 			t.Errorf("%v, want one port that lacks something", err)
 		}
-		if got := n.get(number); got != a.at.String() {
-			t.Errorf("%q answers for the other Service", got)
-		}
+		got := n.get(number)
+		kit.Check(t, got == a.at.String(), "%q answers for the other Service", got)
 	}
 	if n.Failures() != 2 || n.Listeners() != 1 {
 		t.Errorf("%d failures, %d listeners; want 2 and 1", n.Failures(), n.Listeners())
@@ -143,18 +140,16 @@ func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 	if err := n.apply(ports...); err != nil {
 		t.Error(err)
 	}
-	if got := n.get(at.Port()); got != a.at.String() {
-		t.Errorf("%q answers, want %s", got, a.at)
-	}
+	got := n.get(at.Port())
+	kit.Check(t, got == a.at.String(), "%q answers, want %s", got, a.at)
 }
 
 func TestLocalhostWithoutFiles(t *testing.T) {
 	n, a := newLocalNode(t), newEcho(t)
 	broken := errors.New("no limit is known")
 	n.parts.Limits = func() (*Limits, error) { return nil, broken }
-	if err := n.apply(published("web", free(t), service.TCP, a.at)); !errors.Is(err, broken) {
-		t.Errorf("%v, want %v", err, broken)
-	}
+	err := n.apply(published("web", free(t), service.TCP, a.at))
+	kit.Check(t, errors.Is(err, broken), "%v, want %v", err, broken)
 }
 
 // TestLocalhostNotesSCTP checks that SCTP is not relayed, and that this is a note on the
@@ -168,9 +163,8 @@ func TestLocalhostNotesSCTP(t *testing.T) {
 		kit.Need(t, err == nil && p.Empty(), "%v, %v; want an empty plan", p, err)
 		return p.Outcome().Notes
 	}
-	if got := notes(sctp)[sctp.Name]; len(got) != 1 || !strings.Contains(got[0].Text, "127.0.0.1") {
-		t.Errorf("notes %v", got)
-	}
+	got := notes(sctp)[sctp.Name]
+	kit.Check(t, len(got) == 1 && strings.Contains(got[0].Text, "127.0.0.1"), "notes %v", got)
 	if got := notes(); len(got) != 0 {
 		t.Errorf("notes %v of a port that left", got)
 	}
@@ -189,15 +183,12 @@ func TestBoundAddress(t *testing.T) {
 	for text, want := range map[string]bool{"127.0.0.1": true, "203.0.113.77": false} {
 		o.Listen[service.IPv4] = netip.MustParseAddr(text)
 		a := addressOf(service.IPv4, o)
-		if there, err := a.Has(); err != nil || there != want {
-			t.Errorf("%s: %t, %v", text, there, err)
-		}
-		if err := a.Add(); err == nil || !strings.Contains(err.Error(), "no interface has it") {
-			t.Errorf("Add = %v", err)
-		}
-		if err := a.Remove(); err != nil {
-			t.Errorf("Remove: %v", err)
-		}
+		there, err := a.Has()
+		kit.Check(t, err == nil && there == want, "%s: %t, %v", text, there, err)
+		err = a.Add()
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "no interface has it"), "Add = %v", err)
+		err = a.Remove()
+		kit.Check(t, err == nil, "Remove: %v", err)
 	}
 }
 
@@ -219,9 +210,8 @@ func TestBoundPassesOver(t *testing.T) {
 			return net.DialUDP("udp", at, net.UDPAddrFromAddrPort(to))
 		})
 		kit.Must(t, err)
-		if want := map[uint16]int{odd: 3, 1: mostTaken + 1, 0: 1}[r.First]; n != want {
-			t.Errorf("%v: %d ports, want %d", r, n, want)
-		}
+		want := map[uint16]int{odd: 3, 1: mostTaken + 1, 0: 1}[r.First]
+		kit.Check(t, n == want, "%v: %d ports, want %d", r, n, want)
 		_ = c.Close()
 	}
 }
@@ -261,12 +251,10 @@ func TestListenerThatLeavesServes(t *testing.T) {
 	at := netip.AddrPortFrom(here, l.port())
 	t.Cleanup(l.close)
 	n.tables.err = errors.New("somebody has the lock")
-	if err := n.apply(t, all); err == nil {
-		t.Fatal("a round without the tables succeeded")
-	}
-	if got := reach(t, at); got != e.at.String() {
-		t.Errorf("with rules that lead there, %q answers", got)
-	}
+	err := n.apply(t, all)
+	kit.Need(t, err != nil, "a round without the tables succeeded")
+	got := reach(t, at)
+	kit.Check(t, got == e.at.String(), "with rules that lead there, %q answers", got)
 	n.tables.err = nil
 	kit.Must(t, n.apply(t, all))
 	kit.Check(t, n.listeners[key{local.Name, service.PolicyLocal}] == nil, "the listener for policy Local stays")
@@ -356,14 +344,12 @@ func (l *localSteps) check(t *testing.T, at netip.AddrPort, s localStep) {
 		want = l.mine.at.String()
 	}
 	for range 4 {
-		if got := asks(t, l.proto, at); got != want {
-			t.Errorf("%q answers, want %q", got, want)
-		}
+		got := asks(t, l.proto, at)
+		kit.Check(t, got == want, "%q answers, want %q", got, want)
 	}
 	for _, c := range l.old {
-		if got := c.ask(t, "x", 50*time.Millisecond); got != want {
-			t.Errorf("%q answers a client of before, want %q", got, want)
-		}
+		got := c.ask(t, "x", 50*time.Millisecond)
+		kit.Check(t, got == want, "%q answers a client of before, want %q", got, want)
 	}
 }
 
@@ -402,9 +388,8 @@ func checkLocalSteps(t *testing.T, proto service.Protocol, steps []localStep) {
 	}
 	l.tables.err = errors.New("somebody has the lock")
 	for _, s := range steps[1:] {
-		if err := l.apply(t, l.ports(s)...); err == nil {
-			t.Fatal("a round without the tables succeeded")
-		}
+		err := l.apply(t, l.ports(s)...)
+		kit.Need(t, err != nil, "a round without the tables succeeded")
 		if s.policy == service.PolicyLocal {
 			l.check(t, at, s)
 		}

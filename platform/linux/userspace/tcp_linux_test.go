@@ -6,12 +6,16 @@ package userspace
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -73,9 +77,8 @@ func TestServerEndsFirst(t *testing.T) {
 	}
 	_, _ = io.WriteString(c, "not yet")
 	_ = c.CloseWrite()
-	if got := <-heard; got != "not yet" {
-		t.Errorf("the server heard %q", got)
-	}
+	got := <-heard
+	kit.Check(t, got == "not yet", "the server heard %q", got)
 }
 
 // dead returns an address without a listener. The system never selects such a low port
@@ -91,17 +94,14 @@ func TestNextEndpoint(t *testing.T) {
 	none.Frontends[0].Port = 81
 	kit.Must(t, n.apply(t, web, none))
 	for range 6 {
-		if got := answers(t, n.dial(t, web)); got != e.at.String() {
-			t.Errorf("%q answered", got)
-		}
+		got := answers(t, n.dial(t, web))
+		kit.Check(t, got == e.at.String(), "%q answered", got)
 	}
 	before := n.dials.Load()
-	if err := n.dialRejected(t, none); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a client of nobody gets %v", err)
-	}
-	if asked := n.dials.Load() - before; asked != 1 {
-		t.Errorf("the only endpoint was asked %d times", asked)
-	}
+	err := n.dialRejected(t, none)
+	kit.Check(t, errors.Is(err, syscall.ECONNRESET), "a client of nobody gets %v", err)
+	asked := n.dials.Load() - before
+	kit.Check(t, asked == 1, "the only endpoint was asked %d times", asked)
 }
 
 // TestResetPassesOn checks that each side is notified when the other aborts.
@@ -131,13 +131,11 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 		kit.Must(t, n.apply(t, ports...))
 		b := make([]byte, 5)
 		_, _ = io.WriteString(c, "hello")
-		if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello" {
-			t.Errorf("with %d ports: %q, %v", len(ports), b, err)
-		}
+		_, err := io.ReadFull(c, b)
+		kit.Check(t, err == nil && string(b) == "hello", "with %d ports: %q, %v", len(ports), b, err)
 		if len(ports) > 0 {
-			if got := answers(t, n.dial(t, web)); got != two.at.String() {
-				t.Errorf("%s answers, want %s", got, two.at)
-			}
+			got := answers(t, n.dial(t, web))
+			kit.Check(t, got == two.at.String(), "%s answers, want %s", got, two.at)
 		}
 	}
 	kit.Until(t, "nobody listens after the Service left", func() bool {
@@ -170,9 +168,8 @@ func TestTooManyConnections(t *testing.T) {
 		answers(t, c)
 		open[c] = true
 	}
-	if err := n.dialRejectedFrom(t, web, 1); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the fourth connection of one client gets %v", err)
-	}
+	err := n.dialRejectedFrom(t, web, 1)
+	kit.Check(t, errors.Is(err, syscall.ECONNRESET), "the fourth connection of one client gets %v", err)
 	if s := <-said; !strings.Contains(s, "the process, which is 64 (127.0.1.1)") {
 		t.Errorf("said %q", s)
 	}
@@ -181,9 +178,8 @@ func TestTooManyConnections(t *testing.T) {
 		answers(t, c)
 		open[c] = true
 	}
-	if err := n.dialRejectedFrom(t, web, 5); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("one connection more to one Service gets %v", err)
-	}
+	err = n.dialRejectedFrom(t, web, 5)
+	kit.Check(t, errors.Is(err, syscall.ECONNRESET), "one connection more to one Service gets %v", err)
 	for s := range said {
 		if strings.Contains(s, "(shop/web)") {
 			break
@@ -213,9 +209,8 @@ func TestAcceptFails(t *testing.T) {
 	kit.Must(t, l.socket.SetDeadline(time.Now()))
 	began := time.Now()
 	kit.Until(t, "six attempts", func() bool { return n.Limits().Use().Refused[NoSystem] >= 6 })
-	if took := time.Since(began); took < 31*minBackoff {
-		t.Errorf("six attempts took %s", took)
-	}
+	took := time.Since(began)
+	kit.Check(t, took >= 31*minBackoff, "six attempts took %s", took)
 	kit.Must(t, l.socket.SetDeadline(time.Time{}))
 	answers(t, n.dial(t, web))
 }
@@ -255,13 +250,11 @@ func TestRoundRobin(t *testing.T) {
 	kit.Check(t, slices.Equal(seen[:3], seen[3:]) && seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2],
 		"in turn came %v", seen)
 	for range 6 {
-		if e, _ := x.choose(service.PolicyCluster, who(1), []netip.AddrPort{endpoint(1), endpoint(3)}); e != endpoint(2) {
-			t.Errorf("after 1 and 3 comes %s", e)
-		}
+		e, _ := x.choose(service.PolicyCluster, who(1), []netip.AddrPort{endpoint(1), endpoint(3)})
+		kit.Check(t, e == endpoint(2), "after 1 and 3 comes %s", e)
 	}
-	if _, ok := x.choose(service.PolicyLocal, who(1), nil); ok {
-		t.Error("there is an endpoint for policy Local")
-	}
+	_, ok := x.choose(service.PolicyLocal, who(1), nil)
+	kit.Check(t, !ok, "there is an endpoint for policy Local")
 }
 
 // TestAffinity checks that clients return to their endpoint until their affinity expires
@@ -275,9 +268,8 @@ func TestAffinity(t *testing.T) {
 		first, _ := x.choose(service.PolicyCluster, who(1), nil)
 		for range 5 {
 			time.Sleep(9 * time.Second)
-			if e, _ := x.choose(service.PolicyCluster, who(1), nil); e != first {
-				t.Fatalf("came to %s, was at %s", e, first)
-			}
+			e, _ := x.choose(service.PolicyCluster, who(1), nil)
+			kit.Need(t, e == first, "came to %s, was at %s", e, first)
 			_, _ = x.choose(service.PolicyCluster, who(2), nil) // other clients have no influence
 		}
 		if x.forget(who(1), endpoint(9)); len(x.clients.byAddr) != 2 {
@@ -289,9 +281,8 @@ func TestAffinity(t *testing.T) {
 		}
 		time.Sleep(11 * time.Second)
 		_, _ = x.choose(service.PolicyCluster, who(3), nil)
-		if n := len(x.clients.byAddr); n != 1 || x.clients.order.Len() != 1 {
-			t.Errorf("%d clients are remembered, want the last", n)
-		}
+		n := len(x.clients.byAddr)
+		kit.Check(t, n == 1 && x.clients.order.Len() == 1, "%d clients are remembered, want the last", n)
 		at, _ := x.choose(service.PolicyCluster, who(3), nil)
 		q := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
 		q.Affinity = p.Affinity
@@ -314,9 +305,8 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 	kit.Check(t, len(c.byAddr) == maxClients && c.order.Len() == maxClients,
 		"%d clients are remembered, want %d", len(c.byAddr), maxClients)
-	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour); !known {
-		t.Error("the one that comes all the time is forgotten")
-	}
+	_, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour)
+	kit.Check(t, known, "the one that comes all the time is forgotten")
 	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 1}), now, time.Hour); known {
 		t.Error("the oldest is remembered")
 	}
@@ -344,22 +334,19 @@ func TestSplice(t *testing.T) {
 			_, _ = c.Write(sent)
 			_ = c.CloseWrite()
 		}()
-		if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
-			t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
-		}
+		got, err := io.ReadAll(c)
+		kit.Check(t, err == nil && bytes.Equal(got, sent), "%d bytes came back, want %d: %v", len(got), len(sent), err)
 	}
 	pass()
-	if made, _ := m.count(); made == 0 || made > 2 {
-		t.Errorf("%d pipes for one connection", made)
-	}
+	made, _ := m.count()
+	kit.Check(t, made != 0 && made <= 2, "%d pipes for one connection", made)
 	allFree(t, m)
 	m.mu.Lock()
 	m.openPipes, m.free = maxPipes, nil
 	m.mu.Unlock()
 	pass()
-	if _, free := m.count(); free != 0 {
-		t.Error("there are more pipes than may be")
-	}
+	_, free := m.count()
+	kit.Check(t, free == 0, "there are more pipes than may be")
 }
 
 // TestIdleConnectionsHoldNoPipe opens many connections that become idle.
@@ -371,9 +358,8 @@ func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 	}
 	m := &n.relay.copier
 	allFree(t, m)
-	if made, _ := m.count(); made > 10 {
-		t.Errorf("%d pipes for 50 idle connections", made)
-	}
+	made, _ := m.count()
+	kit.Check(t, made <= 10, "%d pipes for 50 idle connections", made)
 }
 
 func allFree(t *testing.T, m *copier) {
@@ -409,9 +395,8 @@ func TestPacing(t *testing.T) {
 			kit.Must(t, err)
 			defer s.Close()
 			p.restoreIfFar(s, tt.near)
-			if got := control(t, s); got != tt.want {
-				t.Errorf("congestion control %q, want %q", got, tt.want)
-			}
+			got := control(t, s)
+			kit.Check(t, got == tt.want, "congestion control %q, want %q", got, tt.want)
 		})
 	}
 }
@@ -442,4 +427,185 @@ func control(t *testing.T, c syscall.Conn) string {
 		t.Fatal(ctl, err)
 	}
 	return name
+}
+
+// tables accept rules and ignore them.
+type tables struct{ err error }
+
+func (t *tables) Restore(context.Context, string) error               { return t.err }
+func (t *tables) Save(context.Context) (string, error)                { return "", nil }
+func (t *tables) Touched(context.Context) (bool, error)               { return false, nil }
+func (t *tables) Liberal() bool                                       { return false }
+func (t *tables) Recent(string) (map[netip.Addr]time.Duration, error) { return nil, nil }
+func (t *tables) Dormant() ([]string, error)                          { return nil, nil }
+func (t *tables) SavedTables() []string                               { return nil }
+func (t *tables) Activate(string) error                               { return nil }
+func (t *tables) RouteLocalnetEnabled() (bool, error)                 { return true, nil }
+func (t *tables) EnableRouteLocalnet() error                          { return nil }
+func (t *tables) DisableRouteLocalnet() error                         { return nil }
+func (t *tables) Watch(ctx context.Context, _ func()) error           { <-ctx.Done(); return nil }
+func (t *tables) PieceRules() int                                     { return 0 }
+func (t *tables) Suspect() string                                     { return "" }
+func (t *tables) Close()                                              {}
+
+// node is a node with its sockets on a loopback address.
+type node struct {
+	*Backend
+	tables tables
+	dials  atomic.Int32
+	limits *Limits
+}
+
+func newNode(t *testing.T, o Options, files int) *node {
+	n := &node{limits: NewLimits(files)}
+	n.Backend = NewWith(service.IPv4, o, Parts{Driver: &n.tables, Network: n, Address: n, Limits: n.limits})
+	// Endpoints answer or refuse at once here. Only a busy machine causes delays.
+	n.relay.dialTimeouts = slices.Repeat([]time.Duration{long}, len(dialTimeouts))
+	t.Cleanup(func() { _ = n.Close() })
+	return n
+}
+
+// newWeb returns a node that relays a Service to endpoints, and the Service.
+func newWeb(t *testing.T, at ...netip.AddrPort) (*node, *service.Port) {
+	t.Helper()
+	n, web := newNode(t, Options{}, 4096), port("web", service.TCP, at...)
+	kit.Must(t, n.apply(t, web))
+	return n, web
+}
+
+func (n *node) Has() (bool, error) { return true, nil }
+func (n *node) Add() error         { return nil }
+func (n *node) Remove() error      { return nil }
+
+func (n *node) ListenTCP(port uint16) (*net.TCPListener, error) {
+	return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
+}
+
+func (n *node) ListenUDP(port uint16) (*net.UDPConn, error) {
+	return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(here, port)))
+}
+
+func (n *node) DialTCP(ctx context.Context, to netip.AddrPort, _ int) (*net.TCPConn, error) {
+	n.dials.Add(1)
+	var d net.Dialer
+	return d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
+}
+
+func (n *node) DialUDP(to netip.AddrPort, _ int) (*net.UDPConn, error) {
+	return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+}
+
+// here is a loopback address that only this process uses, so that no other process takes
+// a port that was just closed.
+var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getpid())})
+
+// listenAt listens on a free port until the end of the test.
+func listenAt(t *testing.T) (*net.TCPListener, netip.AddrPort) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
+	kit.Must(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l, l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// port returns a Service port with endpoints.
+func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Port {
+	p := &service.Port{
+		Name:      service.PortName{Namespace: "shop", Name: name, Protocol: proto},
+		Frontends: []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+	}
+	for _, a := range at {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: a})
+	}
+	return p
+}
+
+// apply runs a sync and returns its error.
+func (n *node) apply(t *testing.T, ports ...*service.Port) error {
+	t.Helper()
+	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
+	kit.Must(t, err)
+	return p.Apply(t.Context()).Err
+}
+
+// at returns the address of p's listener.
+func (n *node) at(t *testing.T, p *service.Port) netip.AddrPort {
+	t.Helper()
+	l := n.listeners[key{p.Name, service.PolicyCluster}]
+	kit.Need(t, l != nil, "%s has no listener", p.Name)
+	return netip.AddrPortFrom(here, l.port())
+}
+
+func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
+	kit.Must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	return c
+}
+
+// dialRejected returns the error that a client of p gets if it cannot be served. The
+// reset may arrive before the end of the dial.
+func (n *node) dialRejected(t *testing.T, p *service.Port) error {
+	t.Helper()
+	return rejection(nil, n.at(t, p))
+}
+
+// rejection dials to, and returns the error that the client gets.
+func rejection(from *net.TCPAddr, to netip.AddrPort) error {
+	c, err := net.DialTCP("tcp", from, net.TCPAddrFromAddrPort(to))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+	_, err = c.Read(make([]byte, 1))
+	return err
+}
+
+// echo serves TCP and UDP on one address. It replies with its own address first, then
+// with what it receives. TCP continues until the client closes its side.
+type echo struct {
+	at    netip.AddrPort
+	conns sync.WaitGroup
+}
+
+func newEcho(t *testing.T) *echo {
+	t.Helper()
+	l, at := listenAt(t)
+	e := &echo{at: at}
+	u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(e.at))
+	kit.Must(t, err)
+	t.Cleanup(func() {
+		_ = l.Close()
+		_ = u.Close()
+		e.conns.Wait()
+	})
+	go func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			e.conns.Go(func() { e.answer(c) })
+		}
+	}()
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := u.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteToUDPAddrPort(append([]byte(e.at.String()+" "), b[:n]...), from)
+		}
+	}()
+	return e
+}
+
+func (e *echo) answer(c *net.TCPConn) {
+	defer c.Close()
+	_, _ = io.WriteString(c, e.at.String()+"\n")
+	_, _ = io.Copy(c, c)
 }

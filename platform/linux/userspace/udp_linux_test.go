@@ -82,9 +82,8 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 		"a client moved though its endpoint lingers")
 	kit.Must(t, n.apply(t, port("dns", service.UDP, two.at)))
 	for _, c := range []caller{a, b} {
-		if got := c.ask(t, "after", long); got != two.at.String() {
-			t.Errorf("%q answered, want the one that is left", got)
-		}
+		got := c.ask(t, "after", long)
+		kit.Check(t, got == two.at.String(), "%q answered, want the one that is left", got)
 	}
 	kit.Must(t, n.apply(t))
 	kit.Until(t, "all files are given back", func() bool {
@@ -131,9 +130,8 @@ func TestUDPLateAnswer(t *testing.T) {
 	}
 	for _, to := range from {
 		_ = c.SetReadDeadline(time.Now().Add(long))
-		if _, err := slow.WriteToUDPAddrPort([]byte(to.String()), to); err != nil {
-			t.Fatal(err)
-		}
+		_, err := slow.WriteToUDPAddrPort([]byte(to.String()), to)
+		kit.Must(t, err)
 		if got, err := c.Read(b); err != nil || string(b[:got]) != to.String() {
 			t.Errorf("%q, %v, want the answer to %s", b[:got], err, to)
 		}
@@ -221,12 +219,10 @@ func TestUDPWithoutSocket(t *testing.T) {
 	if err := <-unreached; err != syscall.ENETUNREACH {
 		t.Errorf("reported %v", err)
 	}
-	if use := n.Limits().Use(); use.Open != open || use.Refused[NoSystem] != 1 {
-		t.Errorf("the relay says %+v, want %d open", use, open)
-	}
-	if got := c.ask(t, "x", long); got != e.at.String() {
-		t.Errorf("%q answers", got)
-	}
+	use := n.Limits().Use()
+	kit.Check(t, use.Open == open && use.Refused[NoSystem] == 1, "the relay says %+v, want %d open", use, open)
+	got := c.ask(t, "x", long)
+	kit.Check(t, got == e.at.String(), "%q answers", got)
 }
 
 // TestSilenceIsReported has a client whose endpoint does not answer, and one whose endpoint does.
@@ -245,9 +241,8 @@ func TestSilenceIsReported(t *testing.T) {
 	dns, log := port("dns", service.UDP, e.at), port("log", service.UDP, silent)
 	log.Frontends[0].Port = 514
 	kit.Must(t, n.apply(t, dns, log))
-	if got := n.caller(t, dns).ask(t, "x", long); got != e.at.String() {
-		t.Errorf("%q answers", got)
-	}
+	got := n.caller(t, dns).ask(t, "x", long)
+	kit.Check(t, got == e.at.String(), "%q answers", got)
 	_, err = n.caller(t, log).Write([]byte("x"))
 	kit.Must(t, err)
 	if at := <-reports; at != silent {
@@ -269,12 +264,10 @@ func TestTooManyUDPClients(t *testing.T) {
 	for range 6 { // 3 x 6 <= 28 - 8
 		kit.Need(t, n.caller(t, dns).ask(t, "x", long) != "", "no answer")
 	}
-	if got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond); got != "" {
-		t.Errorf("%s answered one too many", got)
-	}
-	if s := <-reports; !strings.Contains(s, "one client may have no more than a third") {
-		t.Errorf("said %q", s)
-	}
+	got := n.caller(t, dns).ask(t, "x", 50*time.Millisecond)
+	kit.Check(t, got == "", "%s answered one too many", got)
+	s := <-reports
+	kit.Check(t, strings.Contains(s, "one client may have no more than a third"), "said %q", s)
 	answers(t, n.dialFrom(t, web, 2))
 }
 
@@ -295,9 +288,8 @@ func TestRangeOfPorts(t *testing.T) {
 		if n.at(t, a).Port() != first || n.at(t, c).Port() != first {
 			t.Errorf("listeners at %s and %s, want port %d", n.at(t, a), n.at(t, c), first)
 		}
-		if redirected := n.Redirected().Port(service.IPv4, b.Name); redirected.HasEndpoints() {
-			t.Error("clients of b are led somewhere")
-		}
+		redirected := n.Redirected().Port(service.IPv4, b.Name)
+		kit.Check(t, !redirected.HasEndpoints(), "clients of b are led somewhere")
 	}
 	if err := n.apply(t, b, c); err == nil { // a closes only after b has opened
 		t.Error("two listeners on one port")
@@ -315,15 +307,13 @@ func TestBackAfterFailure(t *testing.T) {
 	kit.Must(t, n.apply(t, old))
 	n.tables.err = net.ErrClosed
 	other := port("other", service.TCP, two.at)
-	if err := n.apply(t, port("web", service.TCP, two.at), other); err == nil {
-		t.Fatal("no error")
-	}
+	err := n.apply(t, port("web", service.TCP, two.at), other)
+	kit.Need(t, err != nil, "no error")
 	n.tables.err = nil
 	kit.Must(t, n.apply(t, old))
 	for range 3 {
-		if got := answers(t, n.dial(t, old)); got != one.at.String() {
-			t.Errorf("%s answers, want the endpoint of before", got)
-		}
+		got := answers(t, n.dial(t, old))
+		kit.Check(t, got == one.at.String(), "%s answers, want the endpoint of before", got)
 	}
 	kit.Check(t, len(n.listeners) == 1 && len(n.targets) == 1,
 		"%d listeners and %d targets are left, want one", len(n.listeners), len(n.targets))
@@ -365,9 +355,8 @@ func (fl *flows) has(f conntrack.Flow) bool {
 func (n *node) handOver(ctx context.Context, t *testing.T, k *flows) (done <-chan struct{}) {
 	t.Helper()
 	n.Backend.flows = k
-	if _, err := n.HandOver(ctx); err != nil {
-		t.Fatal(err)
-	}
+	_, err := n.HandOver(ctx)
+	kit.Must(t, err)
 	ended := make(chan struct{})
 	go func() {
 		n.Drain(ctx)
@@ -456,9 +445,8 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	ask := func() {
 		c := n.caller(t, dns)
 		clients = append(clients, netip.MustParseAddrPort(c.LocalAddr().String()))
-		if _, err := c.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.Write([]byte("x"))
+		kit.Must(t, err)
 	}
 	wantBusy := func(when string) {
 		t.Helper()
@@ -496,9 +484,8 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 	defer c.Close()
 	client := netip.MustParseAddrPort(c.LocalAddr().String())
 	kit.Check(t, !l.busy(client), "a client who said nothing has to stay")
-	if _, err := c.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	_, err = c.Write([]byte("x"))
+	kit.Must(t, err)
 	kit.Until(t, "the client has to stay", func() bool { return l.busy(client) })
 }
 
@@ -549,9 +536,8 @@ func TestTracked(t *testing.T) {
 	round(web)
 	kit.Check(t, n.Tracked().Port(service.IPv4, dns.Name) == nil, "what is gone is tracked")
 	round()
-	if left := n.Tracked().Len(service.IPv4); left != 0 {
-		t.Errorf("%d ports are left", left)
-	}
+	left := n.Tracked().Len(service.IPv4)
+	kit.Check(t, left == 0, "%d ports are left", left)
 }
 
 // TestAttemptsAreReported checks for a report of each attempt that fails, of the client that
@@ -589,9 +575,8 @@ func TestAttemptsAreReported(t *testing.T) {
 		} else if got := n.caller(t, again).ask(t, "x", long); got != e.at.String() {
 			t.Errorf("%q answers", got)
 		}
-		if got := <-reports; got.at != e.at || got.err != nil {
-			t.Errorf("%s: reported %v, want a success", proto, got)
-		}
+		got := <-reports
+		kit.Check(t, got.at == e.at && got.err == nil, "%s: reported %v, want a success", proto, got)
 	}
 }
 
@@ -609,8 +594,7 @@ func TestDatagramHops(t *testing.T) {
 		var data [1]byte
 		var control [128]byte
 		_, n, _, _, err := c.ReadMsgUDP(data[:], control[:])
-		if hops := datagramHops(control[:n]); err != nil || hops < 1 || hops > 255 {
-			t.Errorf("%s: a hop limit of %d, %v", f, hops, err)
-		}
+		hops := datagramHops(control[:n])
+		kit.Check(t, err == nil && hops >= 1 && hops <= 255, "%s: a hop limit of %d, %v", f, hops, err)
 	}
 }

@@ -43,14 +43,12 @@ func TestHNSDown(t *testing.T) {
 	_, err := b.round(next)
 	kit.Check(t, errors.Is(err, ErrNotRunning) && len(reconcile.PortErrors(err)) == 0,
 		"Apply = %v, want ErrNotRunning for all", err)
-	if _, err := b.backend.Plan(t.Context(), next); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
-		t.Errorf("Plan = %v, want ErrNotRunning", err)
-	}
+	_, err = b.backend.Plan(t.Context(), next)
+	kit.Check(t, errors.Is(err, ErrNotRunning) && !errors.Is(err, ErrNotFound), "Plan = %v, want ErrNotRunning", err)
 	b.hns.down = false
 	b.converge(next)
-	if n := b.hns.writes(); n != 1 {
-		t.Errorf("%d writing calls, want the one that is new: %v", n, b.hns.calls)
-	}
+	n := b.hns.writes()
+	kit.Check(t, n == 1, "%d writing calls, want the one that is new: %v", n, b.hns.calls)
 }
 
 // A load balancer that another process deletes at the same moment counts as deleted. HNS
@@ -87,9 +85,8 @@ func TestLocalEndpointComesLater(t *testing.T) {
 	want := snapshot(1, clusterIP("early", "10.96.0.10", "10.244.1.12:80"), clusterIP("late", "10.96.0.11", "10.244.1.11:80", "10.244.1.12:80"))
 	_, err := b.round(want)
 	wantFailed(t, err, "the network plugin makes it", "early", "late")
-	if n := len(b.hns.balancers); n != 1 {
-		t.Errorf("%d load balancers, want the one that has an endpoint", n)
-	}
+	n := len(b.hns.balancers)
+	kit.Check(t, n == 1, "%d load balancers, want the one that has an endpoint", n)
 	_, err = b.round(want)
 	wantFailed(t, err, "the network plugin makes it", "early", "late")
 	kit.Check(t, b.hns.calls["list load balancers"] <= 0 && b.hns.writes() <= 0,
@@ -134,9 +131,8 @@ func TestProviderChanges(t *testing.T) {
 	moved.Routes = []Route{{prefix("10.244.2.0/24"), addr("192.0.2.77")}, overlayN.Routes[1]}
 	b.hns.networks[0] = moved
 	b.converge(want)
-	if n := b.hns.calls["update load balancer"]; n != 2 {
-		t.Errorf("%d changes of the load balancer, want one without the endpoints and one with the new ones", n)
-	}
+	n := b.hns.calls["update load balancer"]
+	kit.Check(t, n == 2, "%d changes of the load balancer, want one without the endpoints and one with the new ones", n)
 	for _, e := range b.hns.endpoints {
 		if e.Remote && moved.Routes[0].Subnet.Contains(e.Addrs[0]) && e.Provider != moved.Routes[0].Provider {
 			t.Errorf("endpoint %s still leads to the old node", e.describe())
@@ -162,9 +158,8 @@ func TestForeignInTheWay(t *testing.T) {
 		t.Errorf("load balancers = %v, want the foreign one and one of ours", b.hns.balancers)
 	}
 	kit.Must(t, b.backend.Cleanup(t.Context()))
-	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 1 {
-		t.Errorf("after Cleanup: %v, want the foreign one", b.hns.balancers)
-	}
+	_, ok := b.hns.balancers["foreign"]
+	kit.Check(t, ok && len(b.hns.balancers) == 1, "after Cleanup: %v, want the foreign one", b.hns.balancers)
 }
 
 // A load balancer that appears between the listing and our own attempt, as after a
@@ -207,9 +202,8 @@ func TestDrift(t *testing.T) {
 		"drift:\n%s", got)
 	kit.Must(t, p.Apply(t.Context()).Err)
 	b.converge(want)
-	if d := b.plan(want).Outcome().Drift; len(d) > 0 {
-		t.Errorf("our own repair counts as drift: %v", d)
-	}
+	d := b.plan(want).Outcome().Drift
+	kit.Check(t, len(d) == 0, "our own repair counts as drift: %v", d)
 }
 
 // What the first plan of a round found counts, also where Apply has to list and plan once more.
@@ -230,9 +224,8 @@ func TestFirstPlanCounts(t *testing.T) {
 				want = snapshot(2, api, web)
 			}
 			p := b.plan(want)
-			if _, err := b.hns.CreateLoadBalancer(t.Context(), taken); err != nil {
-				t.Fatal(err)
-			}
+			_, err := b.hns.CreateLoadBalancer(t.Context(), taken)
+			kit.Must(t, err)
 			b.hns.calls["list load balancers"] = 0
 			out := p.Apply(t.Context())
 			if out.Err != nil || b.hns.calls["list load balancers"] != 1 {
@@ -286,9 +279,8 @@ func TestCountsAtScale(t *testing.T) {
 	}
 	want := snapshot(1, ports...)
 	start := time.Now()
-	if _, err := b.round(want); err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.round(want)
+	kit.Must(t, err)
 	took := time.Since(start)
 	limits := map[string]int{"list networks": 1, "list endpoints": 1, "list load balancers": 1, "create load balancer": services, "create endpoint": endpoints + services + 1}
 	calls := 0
@@ -328,9 +320,8 @@ func TestPartialSnapshot(t *testing.T) {
 	b.restart()
 	partial := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	partial.Incomplete = true
-	if text, err := b.round(partial); err != nil || text != "" {
-		t.Errorf("partial: %v\n%s", err, text)
-	}
+	text, err := b.round(partial)
+	kit.Check(t, err == nil && text == "", "partial: %v\n%s", err, text)
 	b.converge(snapshot(3, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 	kit.Check(t, len(b.hns.balancers) == 1, "%d load balancers after all was read, want 1", len(b.hns.balancers))
 }
@@ -344,9 +335,8 @@ func TestPrepare(t *testing.T) {
 	}
 	kit.Must(t, b.backend.Prepare(t.Context(), theNode))
 	kit.Need(t, len(b.hns.endpoints) == 1, "%d endpoints, want that of the source VIP", len(b.hns.endpoints))
-	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || len(got) > 0 {
-		t.Errorf("then Pending = %q, %v, want nothing", got, err)
-	}
+	got, err := b.backend.Pending(t.Context(), theNode)
+	kit.Check(t, err == nil && len(got) == 0, "then Pending = %q, %v, want nothing", got, err)
 	b.restart()
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
 	for _, lb := range b.hns.balancers {
@@ -381,9 +371,8 @@ func TestSourceVIPFromTheEnd(t *testing.T) {
 				return codeError(op, 0x57)
 			}
 			kit.Must(t, b.backend.Prepare(t.Context(), theNode))
-			if got := strings.Join(b.ownEndpoints(), "; "); got != "net-overlay kube-proxy-source-vip "+tt.want {
-				t.Errorf("reserved %q, want %s", got, tt.want)
-			}
+			got := strings.Join(b.ownEndpoints(), "; ")
+			kit.Check(t, got == "net-overlay kube-proxy-source-vip "+tt.want, "reserved %q, want %s", got, tt.want)
 		})
 	}
 }
@@ -412,9 +401,8 @@ func TestFamiliesShareAListing(t *testing.T) {
 	if n := b.hns.calls["list endpoints"]; n != 1 || len(b.hns.balancers) != 2 {
 		t.Errorf("endpoints listed %d times, want once; load balancers %v", n, b.hns.balancers)
 	}
-	if n := strings.Count(string(b.store.document), "shop/web:http"); n != 2 {
-		t.Errorf("the state file has %d of 2 load balancers:\n%s", n, b.store.document)
-	}
+	n := strings.Count(string(b.store.document), "shop/web:http")
+	kit.Check(t, n == 2, "the state file has %d of 2 load balancers:\n%s", n, b.store.document)
 	for i := range 4 { // alternately, without a pause
 		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
 			t.Errorf("still to do: %v\n%s", err, generate.Text(p))
@@ -466,9 +454,8 @@ func programFamily(t *testing.T, f service.Family, b *testNode, without string) 
 	if p.Empty() {
 		return
 	}
-	if err := p.Apply(t.Context()).Err; err != nil || len(b.hns.balancers) != 1 {
-		t.Errorf("%s: %d load balancers, %v", f, len(b.hns.balancers), err)
-	}
+	err = p.Apply(t.Context()).Err
+	kit.Check(t, err == nil && len(b.hns.balancers) == 1, "%s: %d load balancers, %v", f, len(b.hns.balancers), err)
 }
 
 // Notes are returned after each sync, also by one without changes. Notes that were
@@ -520,9 +507,8 @@ func TestSlowListingsAreRare(t *testing.T) {
 	listed := 0
 	round := func(rounds int) {
 		for range rounds {
-			if _, err := b.round(want); err != nil {
-				t.Fatal(err)
-			}
+			_, err := b.round(want)
+			kit.Must(t, err)
 			listed += b.hns.calls["list load balancers"]
 			b.now = b.now.Add(29 * time.Second) // each sync adds one
 		}
@@ -551,7 +537,6 @@ func TestSetResync(t *testing.T) {
 	b.now = b.now.Add(10 * time.Second)
 	clear(b.hns.calls)
 	b.plan(snapshot(2))
-	if n := b.hns.calls["list load balancers"]; n != 1 {
-		t.Errorf("a change after two sync periods: listed %d times, want once", n)
-	}
+	n := b.hns.calls["list load balancers"]
+	kit.Check(t, n == 1, "a change after two sync periods: listed %d times, want once", n)
 }

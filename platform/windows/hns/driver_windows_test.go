@@ -72,19 +72,16 @@ func TestDriver(t *testing.T) {
 			}
 			lb.Endpoints = []string{created.ID}
 			now, err := d.UpdateLoadBalancer(ctx, lb)
-			if diff := cmp.Diff(lb, now, sameAddrs); diff != "" || err != nil {
-				t.Errorf("changed in place: %v (-want +got):\n%s", err, diff)
-			}
+			diff := cmp.Diff(lb, now, sameAddrs)
+			kit.Check(t, diff == "" && err == nil, "changed in place: %v (-want +got):\n%s", err, diff)
 			l, err = d.List(ctx, Endpoints|LoadBalancers)
 			if err != nil || len(l.Networks) != 0 || len(l.Endpoints) != 4 || len(l.LoadBalancers) != 1 || !l.LoadBalancers[0].equal(&lb) || l.LoadBalancers[0].ID != lb.ID {
 				t.Errorf("List = %+v, %v, want it with %+v", l, err, lb)
 			}
-			if err := errors.Join(d.DeleteLoadBalancer(ctx, lb), d.DeleteEndpoint(ctx, created.ID), d.DeleteEndpoint(ctx, vip.ID)); err != nil {
-				t.Error(err)
-			}
-			if err := d.DeleteLoadBalancer(ctx, lb); !errors.Is(err, ErrNotFound) {
-				t.Errorf("second deletion = %v, want ErrNotFound", err)
-			}
+			err = errors.Join(d.DeleteLoadBalancer(ctx, lb), d.DeleteEndpoint(ctx, created.ID), d.DeleteEndpoint(ctx, vip.ID))
+			kit.Check(t, err == nil, "%v", err)
+			err = d.DeleteLoadBalancer(ctx, lb)
+			kit.Check(t, errors.Is(err, ErrNotFound), "second deletion = %v, want ErrNotFound", err)
 		})
 	}
 }
@@ -98,9 +95,8 @@ func TestDriverErrors(t *testing.T) {
 		sim.PortNotFound: ErrBusy, sim.GeneralFailure: ErrBusy, sim.InvalidParameter: ErrRefused, sim.NotImplemented: ErrRefused,
 	} {
 		kit.Must(t, s.Inject(sim.Fault{Function: "HcnCreateLoadBalancer", Code: code, Count: 1}))
-		if _, err := NewDriver().CreateLoadBalancer(t.Context(), LoadBalancer{}); !errors.Is(err, want) {
-			t.Errorf("%v becomes %v, want %v", code, err, want)
-		}
+		_, err := NewDriver().CreateLoadBalancer(t.Context(), LoadBalancer{})
+		kit.Check(t, errors.Is(err, want), "%v becomes %v, want %v", code, err, want)
 	}
 	s.Stop(sim.ServerUnavailable)
 	if _, err := NewDriver().List(t.Context(), All); !errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotFound) {
@@ -112,9 +108,8 @@ func TestDriverErrors(t *testing.T) {
 func TestDriverListsAgain(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
 	kit.Must(t, s.Inject(sim.Fault{Function: "HcnOpenEndpoint", Code: sim.EndpointNotFound, Count: 1}))
-	if l, err := NewDriver().List(t.Context(), Endpoints); err != nil || len(l.Endpoints) != 2 {
-		t.Errorf("List = %v, %v, want both pods", l.Endpoints, err)
-	}
+	l, err := NewDriver().List(t.Context(), Endpoints)
+	kit.Check(t, err == nil && len(l.Endpoints) == 2, "List = %v, %v, want both pods", l.Endpoints, err)
 }
 
 // hcsshim passes on what each personality of HNS gives back, as the stand-in of tests within the process does.
@@ -165,17 +160,14 @@ func TestBackendOnSimulator(t *testing.T) {
 			b.converge(web("10.244.1.11:80", "10.244.1.12:80"))
 			writes := s.Calls().Writes("")
 			b.restartOn(NewDriver())
-			if text := b.converge(web("10.244.1.11:80", "10.244.1.12:80")); text != "" || s.Calls().Writes("") != writes {
-				t.Errorf("a restart changes:\n%s", text)
-			}
+			text := b.converge(web("10.244.1.11:80", "10.244.1.12:80"))
+			kit.Check(t, text == "" && s.Calls().Writes("") == writes, "a restart changes:\n%s", text)
 			s.Restart(sim.Everything)
 			b.converge(web("10.244.1.12:80", "10.244.2.12:80@b"))
-			if err := b.backend.Cleanup(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if n, m := len(s.Objects(sim.LoadBalancer)), len(s.Objects(sim.Endpoint)); n != 0 || m != 2 {
-				t.Errorf("%d load balancers, %d endpoints left, want 0 and the 2 pods", n, m)
-			}
+			err := b.backend.Cleanup(t.Context())
+			kit.Check(t, err == nil, "%v", err)
+			n, m := len(s.Objects(sim.LoadBalancer)), len(s.Objects(sim.Endpoint))
+			kit.Check(t, n == 0 && m == 2, "%d load balancers, %d endpoints left, want 0 and the 2 pods", n, m)
 		})
 	}
 }
@@ -193,9 +185,8 @@ func TestDump(t *testing.T) {
 	kit.Need(t, err == nil, "%v in\n%s", err, text)
 	want, err := NewDriver().List(t.Context(), All)
 	kit.Need(t, err == nil && len(want.LoadBalancers) == 1, "%d load balancers, %v", len(want.LoadBalancers), err)
-	if diff := cmp.Diff(want, got, sameAddrs); diff != "" || s.Calls().Writes("") != writes {
-		t.Errorf("(-listed +dumped):\n%s", diff)
-	}
+	diff := cmp.Diff(want, got, sameAddrs)
+	kit.Check(t, diff == "" && s.Calls().Writes("") == writes, "(-listed +dumped):\n%s", diff)
 	s.Stop(sim.ServerUnavailable)
 	if _, err := Dump(); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "HNS is not running: Start-Service hns starts it (0x6ba)") {
 		t.Errorf("Dump while HNS is down = %v", err)
@@ -212,9 +203,8 @@ func TestVersionErrors(t *testing.T) {
 			t.Errorf("%v becomes %v, want %v", code, err, want)
 		}
 	}
-	if v, err := version(); err != nil || v != v13 {
-		t.Errorf("version = %v, %v", v, err)
-	}
+	v, err := version()
+	kit.Check(t, err == nil && v == v13, "version = %v, %v", v, err)
 }
 
 // TestPortsLeft queries the system, which has free ports wherever tests run. A system
@@ -227,9 +217,8 @@ func TestPortsLeft(t *testing.T) {
 		kit.Check(t, err != nil || left, "%s over %s: none are left", k.Protocol, k.Family)
 		t.Logf("%s over %s: %t, %v", k.Protocol, k.Family, left, err)
 	}
-	if in, out := unsafe.Sizeof(portRange{}), unsafe.Sizeof(portReservation{}); in != 4 || out != 16 {
-		t.Errorf("%d and %d bytes, want 4 and 16 as in mstcpip.h", in, out)
-	}
+	in, out := unsafe.Sizeof(portRange{}), unsafe.Sizeof(portReservation{})
+	kit.Check(t, in == 4 && out == 16, "%d and %d bytes, want 4 and 16 as in mstcpip.h", in, out)
 }
 
 // TestFileOfOthers has a state file that everybody may write to, or its folder.
@@ -238,9 +227,8 @@ func TestFileOfOthers(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "data")
 		f := FileStore(filepath.Join(dir, "state.json"))
 		kit.Must(t, f.Save([]byte("ours")))
-		if b, err := f.Load(); string(b) != "ours" || err != nil {
-			t.Errorf("before: %q, %v", b, err)
-		}
+		b, err := f.Load()
+		kit.Check(t, string(b) == "ours" && err == nil, "before: %q, %v", b, err)
 		openToAll(t, filepath.Join(dir, open))
 		if b, err := f.Load(); b != nil || err == nil || !strings.Contains(err.Error(), "others may write to "+filepath.Join(dir, open)) {
 			t.Errorf("%q is open to all: %q, %v", open, b, err)

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	sim "kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 )
 
 // normalized returns a Driver of an HNS that gives load balancers back as change has them, where it is silent not when it
@@ -73,9 +74,8 @@ func (tn *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	for resync := 1; resync <= 5; resync++ {
 		tn.now = tn.now.Add(31 * time.Second)
 		_, err := tn.round(want)
-		if n, repairs := tn.hns.writes(), repaired && resync <= maxRepairs; (n > 0) != repairs {
-			t.Errorf("resync %d: %d writes, want some: %v", resync, n, repairs)
-		}
+		n, repairs := tn.hns.writes(), repaired && resync <= maxRepairs
+		kit.Check(t, (n > 0) == repairs, "resync %d: %d writes, want some: %v", resync, n, repairs)
 		if left := repaired && resync > maxRepairs; (err != nil) != left || left && !strings.Contains(err.Error(), report+", also after it was made again") {
 			t.Errorf("resync %d: %v, want %q: %v", resync, err, report, left)
 		}
@@ -83,9 +83,8 @@ func (tn *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	want = snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b"))
 	_, _ = tn.round(want) // the report goes on
 	for _, lb := range tn.hns.balancers {
-		if len(lb.Endpoints) != 3 {
-			t.Errorf("%s has %d endpoints after a change, want 3", lb.Address, len(lb.Endpoints))
-		}
+		kit.Check(t, len(lb.Endpoints) == 3,
+			"%s has %d endpoints after a change, want 3", lb.Address, len(lb.Endpoints))
 	}
 	want = snapshot(3, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
 	if _, _ = tn.round(want); tn.hns.calls["create load balancer"] > 0 {
@@ -93,9 +92,8 @@ func (tn *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	}
 	tn.now = tn.now.Add(31 * time.Second)
 	_, _ = tn.round(want)
-	if n := tn.hns.writes(); n > 0 {
-		t.Errorf("%d writes after the change of endpoints", n)
-	}
+	n := tn.hns.writes()
+	kit.Check(t, n == 0, "%d writes after the change of endpoints", n)
 }
 
 // TestOtherFormIsForgotten asks for the form that HNS gave back for another one, also after HNS lost the load balancer, and
@@ -111,14 +109,12 @@ func TestOtherFormIsForgotten(t *testing.T) {
 			b.rounds(t, want, 1)
 			b.now = b.now.Add(31 * time.Second)
 			b.rounds(t, want, 1)
-			if n := b.hns.writes(); n > 0 {
-				t.Errorf("lost %v, step %d: %d writes of a resync", lost, i, n)
-			}
+			n := b.hns.writes()
+			kit.Check(t, n == 0, "lost %v, step %d: %d writes of a resync", lost, i, n)
 		}
 		b.rounds(t, snapshot(9), 1)
-		if forms := b.backend.host.record.Forms; len(forms) > 0 {
-			t.Errorf("the forms of no load balancer: %v", forms)
-		}
+		forms := b.backend.host.record.Forms
+		kit.Check(t, len(forms) == 0, "the forms of no load balancer: %v", forms)
 	}
 }
 
@@ -130,9 +126,7 @@ func TestReportOfAnotherForm(t *testing.T) {
 		_, err = b.round(snapshot(1, sticky))
 		b.now = b.now.Add(31 * time.Second)
 	}
-	if err == nil {
-		t.Error("a form that was repaired in vain is not reported")
-	}
+	kit.Check(t, err != nil, "a form that was repaired in vain is not reported")
 	b.rounds(t, snapshot(2, plain), 1)
 }
 
@@ -182,9 +176,8 @@ func TestRepairsThatHelp(t *testing.T) {
 			}
 			b.now = b.now.Add(31 * time.Second)
 			b.rounds(t, want, 1)
-			if n := b.hns.writes(); (n > 0) != repairs {
-				t.Errorf("%s, resync %d: %d writes, want some: %v", name, resync, n, repairs)
-			}
+			n := b.hns.writes()
+			kit.Check(t, (n > 0) == repairs, "%s, resync %d: %d writes, want some: %v", name, resync, n, repairs)
 		}
 	}
 }
@@ -241,9 +234,8 @@ func pick[T any](first bool, a, b T) T {
 func (tn *testNode) rounds(t *testing.T, want *service.Snapshot, n int) {
 	t.Helper()
 	for range n {
-		if _, err := tn.round(want); err != nil {
-			t.Fatal(err)
-		}
+		_, err := tn.round(want)
+		kit.Must(t, err)
 	}
 }
 

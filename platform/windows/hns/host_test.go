@@ -25,9 +25,8 @@ func TestSharedListing(t *testing.T) {
 	h := NewHost(onLists(k, func() { lists++ }), &memoryStore{}, "node", nil)
 	list := func(f service.Family, want int) {
 		t.Helper()
-		if _, err := h.list(t.Context(), f); err != nil || lists != want {
-			t.Fatalf("%s: listed %d times, want %d, %v", f, lists, want, err)
-		}
+		_, err := h.list(t.Context(), f)
+		kit.Need(t, err == nil && lists == want, "%s: listed %d times, want %d, %v", f, lists, want, err)
 	}
 	list(service.IPv6, 1)
 	list(service.IPv4, 1)
@@ -164,9 +163,8 @@ func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
 	}
 	_, err := b.round(snapshot(1, clusterIP("a", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("b", "10.96.0.11", "10.244.2.11:80@b")))
 	wantFailed(t, err, "HNS rejects a parameter", "a", "b")
-	if n := b.hns.calls["create endpoint"]; n != 1 {
-		t.Errorf("asked %d times, want once", n)
-	}
+	n := b.hns.calls["create endpoint"]
+	kit.Check(t, n == 1, "asked %d times, want once", n)
 }
 
 // A Service that is removed while its endpoints have a wrong route is removed for good.
@@ -232,9 +230,8 @@ func TestSourceVIPOfOthers(t *testing.T) {
 	b.options.SourceVIP = addr("10.244.1.77")
 	b.restart()
 	b.converge(want)
-	if got := strings.Join(b.ownEndpoints(), "\n"); strings.Count(got, sourceVIPName) != 2 {
-		t.Errorf("endpoints of ours, want both source VIPs:\n%s", got)
-	}
+	got := strings.Join(b.ownEndpoints(), "\n")
+	kit.Check(t, strings.Count(got, sourceVIPName) == 2, "endpoints of ours, want both source VIPs:\n%s", got)
 }
 
 // cleanupFailures are the causes that stop a Cleanup, and the expected error texts.
@@ -337,13 +334,11 @@ func TestHealthCheckYieldsPort(t *testing.T) {
 	} {
 		want := snapshot(uint64(i), step.ports...)
 		_, _ = b.round(want) // reports that the owner's health checks do not reach the node
-		if got := strings.Join(b.balancerTexts(), "\n"); !strings.Contains(got, step.want) {
-			t.Errorf("step %d, want %s in:\n%s", i, step.want, got)
-		}
+		got := strings.Join(b.balancerTexts(), "\n")
+		kit.Check(t, strings.Contains(got, step.want), "step %d, want %s in:\n%s", i, step.want, got)
 		b.now = b.now.Add(time.Minute)
-		if text, _ := b.round(want); text != "" {
-			t.Errorf("step %d, a resync still has to do:\n%s", i, text)
-		}
+		text, _ := b.round(want)
+		kit.Check(t, text == "", "step %d, a resync still has to do:\n%s", i, text)
 	}
 }
 
@@ -362,12 +357,10 @@ func TestSourceVIPVanishes(t *testing.T) {
 		}
 	}
 	b.now = b.now.Add(time.Minute)
-	if text := b.converge(want); text != "+ endpoint kube-proxy-source-vip 10.244.1.254\n" {
-		t.Errorf("plan:\n%s", text)
-	}
-	if n := b.hns.writes(); n != 1 {
-		t.Errorf("%d writing calls, want the endpoint: %v", n, b.hns.calls)
-	}
+	text := b.converge(want)
+	kit.Check(t, text == "+ endpoint kube-proxy-source-vip 10.244.1.254\n", "plan:\n%s", text)
+	n := b.hns.writes()
+	kit.Check(t, n == 1, "%d writing calls, want the endpoint: %v", n, b.hns.calls)
 }
 
 // An HNS that is starting first has no objects, not even a network, and later the
@@ -387,13 +380,11 @@ func TestNothingYet(t *testing.T) {
 	b.hns.networks, b.hns.endpoints, b.hns.balancers = full.networks, full.endpoints, full.balancers
 	b.now = b.now.Add(time.Minute)
 	b.converge(want)
-	if got := b.balancerTexts(); len(got) != 1 {
-		t.Errorf("left: %v", got)
-	}
+	got := b.balancerTexts()
+	kit.Check(t, len(got) == 1, "left: %v", got)
 	b.hns.networks, b.hns.endpoints, b.hns.balancers = nil, nil, nil
-	if err := b.backend.Cleanup(t.Context()); err != nil || b.store.document != nil {
-		t.Errorf("Cleanup of nothing: %v, state file %s", err, b.store.document)
-	}
+	err := b.backend.Cleanup(t.Context())
+	kit.Check(t, err == nil && b.store.document == nil, "Cleanup of nothing: %v, state file %s", err, b.store.document)
 }
 
 // An endpoint of another owner with a wrong route is not changed. The error describes the
@@ -403,9 +394,8 @@ func TestMisroutedByOthers(t *testing.T) {
 	b.hns.endpoints["other"] = Endpoint{ID: "other", Name: "other", Network: bridgeN.ID, Remote: true, Addrs: []netip.Addr{addr("10.244.2.11")}, MAC: "AA-BB-CC-00-00-01"}
 	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
 	wantFailed(t, err, "endpoint other leads elsewhere, and is not ours: 10.244.2.11 remote AA-BB-CC-00-00-01, want 10.244.2.11 remote 02-11-0a-f4-02-0b", "web")
-	if _, ok := b.hns.endpoints["other"]; !ok || len(b.hns.endpoints) != 1 {
-		t.Errorf("endpoints: %v", b.hns.endpoints)
-	}
+	_, ok := b.hns.endpoints["other"]
+	kit.Check(t, ok && len(b.hns.endpoints) == 1, "endpoints: %v", b.hns.endpoints)
 }
 
 // A load balancer that a crash left as pending, and that exists, is no longer pending
@@ -451,9 +441,8 @@ func TestPlantedRecord(t *testing.T) {
 		b.store.document = fmt.Appendf(nil, `{"version":1,"node":"node-a","loadBalancers":{"foreign-1":"x"},"keys":%s,"endpoints":{"elsewhere":"172.20.0.5",%q:"10.244.1.11"},"intended":{}}`, keys, pod)
 		b.restart()
 		b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
-		if err := b.backend.Cleanup(t.Context()); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := b.backend.Cleanup(t.Context())
+		kit.Check(t, err == nil, "%s: %v", name, err)
 		_, pods := b.hns.endpoints[pod]
 		_, elsewhere := b.hns.endpoints["elsewhere"]
 		if _, stays := b.hns.balancers["foreign-1"]; !stays || !pods || !elsewhere || len(b.hns.balancers) != 1 {
@@ -530,12 +519,10 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 			}
 			want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
 			text := b.converge(want)
-			if n := b.hns.writes(); n != tt.writes {
-				t.Errorf("%d writing calls, want %d:\n%s", n, tt.writes, text)
-			}
-			if kept := slices.Equal(created, slices.Sorted(maps.Keys(b.hns.balancers))); kept != (tt.writes == 0) {
-				t.Errorf("load balancers kept: %t\n%s", kept, text)
-			}
+			n := b.hns.writes()
+			kit.Check(t, n == tt.writes, "%d writing calls, want %d:\n%s", n, tt.writes, text)
+			kept := slices.Equal(created, slices.Sorted(maps.Keys(b.hns.balancers)))
+			kit.Check(t, kept == (tt.writes == 0), "load balancers kept: %t\n%s", kept, text)
 			for _, lb := range b.hns.balancers {
 				kit.Check(t, lb.SourceVIP.IsValid(), "load balancer %s has no source VIP", lb.Address)
 			}
@@ -597,13 +584,11 @@ func listedStays(t *testing.T, b *testNode, restart bool) {
 		b.converge(snapshot(uint64(i+2), s.web, s.api))
 		b.now = b.now.Add(time.Minute) // no resync removes it either
 		b.converge(snapshot(uint64(i+2), s.web, s.api))
-		if got := b.remote("10.244.2.11"); got != s.id {
-			t.Errorf("%s: endpoint %q, want %q", s.situation, got, s.id)
-		}
+		got := b.remote("10.244.2.11")
+		kit.Check(t, got == s.id, "%s: endpoint %q, want %q", s.situation, got, s.id)
 	}
-	if got := b.remote("10.244.2.12"); got != "" {
-		t.Error("the endpoint of the other pod is left over")
-	}
+	got := b.remote("10.244.2.12")
+	kit.Check(t, got == "", "the endpoint of the other pod is left over")
 }
 
 // A local pod that receives the address of a terminating remote pod has no remote

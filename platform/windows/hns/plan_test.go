@@ -236,16 +236,14 @@ func TestCostOfAChange(t *testing.T) {
 	}
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", many...)))
 	next := snapshot(2, clusterIP("web", "10.96.0.10", many[1:]...))
-	if _, err := b.round(next); err != nil {
-		t.Fatal(err)
-	}
+	_, err := b.round(next)
+	kit.Must(t, err)
 	if n := b.hns.writes(); n > 4 {
 		t.Errorf("one endpoint leaving costs %d writing calls, want 4 at most: %v", n, b.hns.calls)
 	}
 	kit.Check(t, len(b.hns.calls) == 2, "calls = %v, want no listing", b.hns.calls)
-	if _, err := b.round(next); err != nil || b.hns.writes() > 0 {
-		t.Errorf("a quiet round: %v, calls %v", err, b.hns.calls)
-	}
+	_, err = b.round(next)
+	kit.Check(t, err == nil && b.hns.writes() <= 0, "a quiet round: %v, calls %v", err, b.hns.calls)
 	for op, n := range b.hns.calls {
 		kit.Check(t, n <= 1, "%s %d times in a round", op, n)
 	}

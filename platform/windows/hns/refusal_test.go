@@ -92,9 +92,8 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 	for b.now.Sub(begin) < time.Hour {
 		_, err := b.round(want)
 		wantFailed(t, err, "as before", "web")
-		if diff := cmp.Diff(allKindsBalancers("10.244.1.11"), b.balancerTexts()); diff != "" {
-			t.Fatalf("meanwhile (-want +got):\n%s", diff)
-		}
+		diff := cmp.Diff(allKindsBalancers("10.244.1.11"), b.balancerTexts())
+		kit.Need(t, diff == "", "meanwhile (-want +got):\n%s", diff)
 		kit.Need(t, !strings.Contains(err.Error(), "tried again in a while") || b.hns.calls["list endpoints"] <= 1,
 			"what is not tried needs no second listing: %v", b.hns.calls)
 		b.now = b.now.Add(4 * time.Second)
@@ -123,9 +122,8 @@ func TestRoundEndsDuringAReplacement(t *testing.T) {
 	want := snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80"))
 	p, err := b.backend.Plan(ctx, want)
 	kit.Must(t, err)
-	if err := p.Apply(ctx).Err; err == nil {
-		t.Error("a round that was cut off succeeds")
-	}
+	err = p.Apply(ctx).Err
+	kit.Check(t, err != nil, "a round that was cut off succeeds")
 	b.hns.refuse = nil
 	b.converge(want)
 }
@@ -244,9 +242,8 @@ func TestPodsVanish(t *testing.T) {
 			}
 			err := p.Apply(context.Background()).Err
 			b.hns.refuse = nil
-			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 " + tt.left}, b.balancerTexts()); diff != "" || (err != nil) != (len(tt.gone) > 0) {
-				t.Errorf("Apply = %v (-want +got):\n%s", err, diff)
-			}
+			diff := cmp.Diff([]string{"tcp 10.96.0.10:80 " + tt.left}, b.balancerTexts())
+			kit.Check(t, diff == "" && (err != nil) == (len(tt.gone) > 0), "Apply = %v (-want +got):\n%s", err, diff)
 			kit.Same(t, "calls while the Service has no load balancer (-want +got)", tt.want, calls)
 			b.pods(tt.gone...)
 			b.converge(next)
@@ -338,9 +335,8 @@ func TestPodStaysOffTheSwitch(t *testing.T) {
 		_, err := b.round(want)
 		wantFailed(t, err, "switch port", "web")
 		cuts += b.hns.calls["delete load balancer"]
-		if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]"}, b.balancerTexts()); diff != "" {
-			t.Fatalf("meanwhile (-want +got):\n%s", diff)
-		}
+		diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]"}, b.balancerTexts())
+		kit.Need(t, diff == "", "meanwhile (-want +got):\n%s", diff)
 		b.now = b.now.Add(9 * time.Second)
 	}
 	kit.Check(t, cuts >= 12 && cuts <= 20, "%d attempts in an hour, want one every 5 minutes and some before", cuts)
@@ -449,9 +445,8 @@ func TestMorePorts(t *testing.T) {
 		{Site{Version: v13}, tcp, "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them"},
 		{Site{Version: v13, Options: Options{DSR: true}}, udp6, "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; netsh int ipv6 set dynamicportrange udp"},
 	} {
-		if got := tt.site.portShortageHint(tt.key); !strings.HasPrefix(got, tt.want) {
-			t.Errorf("%q, want %q", got, tt.want)
-		}
+		got := tt.site.portShortageHint(tt.key)
+		kit.Check(t, strings.HasPrefix(got, tt.want), "%q, want %q", got, tt.want)
 	}
 }
 
@@ -461,15 +456,13 @@ func TestDriversPassPortsOn(t *testing.T) {
 	k.portBlocks = 1
 	d := Metered(WithTimeout(k, func(string) {}, func() {}), func(Call) { t.Error("that is no call to HNS") })
 	for _, want := range []bool{true, false} {
-		if left, err := d.PortsLeft(t.Context(), service.Address{Protocol: service.TCP}); err != nil || left != want {
-			t.Errorf("left %t, %v; want %t", left, err, want)
-		}
+		left, err := d.PortsLeft(t.Context(), service.Address{Protocol: service.TCP})
+		kit.Check(t, err == nil && left == want, "left %t, %v; want %t", left, err, want)
 		k.balancers["x"] = LoadBalancer{ID: "x", Address: service.Address{Protocol: service.TCP}}
 	}
 	k.portsUnknown = true
-	if _, err := d.PortsLeft(t.Context(), service.Address{}); err == nil {
-		t.Error("no error where nobody knows")
-	}
+	_, err := d.PortsLeft(t.Context(), service.Address{})
+	kit.Check(t, err != nil, "no error where nobody knows")
 }
 
 // pass knows what HNS holds, for texts.
@@ -533,13 +526,11 @@ func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
 		b.restartOn(d)
 	}
 	b.now = b.now.Add(time.Minute)
-	if _, err := b.round(want); err != nil {
-		t.Fatalf("the next resync: %v", err)
-	}
+	_, err := b.round(want)
+	kit.Need(t, err == nil, "the next resync: %v", err)
 	kit.Same(t, "load balancers (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.2.12]", "tcp 10.96.0.12:80 [10.244.1.12]"}, b.balancerTexts())
-	if n := len(b.hns.endpoints); n != 3 {
-		t.Errorf("%d endpoints, want two pods and one elsewhere: %v", n, b.hns.endpoints)
-	}
+	n := len(b.hns.endpoints)
+	kit.Check(t, n == 3, "%d endpoints, want two pods and one elsewhere: %v", n, b.hns.endpoints)
 }
 
 // The process dies before or after each of its calls. The Services may differ when the

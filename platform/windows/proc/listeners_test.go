@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestParse reads tables as Windows lays them out, and such as end too early.
@@ -30,9 +32,8 @@ func TestParse(t *testing.T) {
 		{netip.MustParseAddrPort("127.0.0.1:10249"), 4009},
 		{netip.MustParseAddrPort("127.0.0.1:10256"), 4016},
 	}
-	if got := parse(four, rowIPv4); !slices.Equal(got, want) {
-		t.Errorf("IPv4: %v, want %v", got, want)
-	}
+	got := parse(four, rowIPv4)
+	kit.Check(t, slices.Equal(got, want), "IPv4: %v, want %v", got, want)
 	if got := parse(four[:len(four)-1], rowIPv4); !slices.Equal(got, want[:1]) {
 		t.Errorf("IPv4, cut: %v, want %v", got, want[:1])
 	}
@@ -40,9 +41,8 @@ func TestParse(t *testing.T) {
 		t.Errorf("IPv6: %v, want %v", got, want)
 	}
 	for n := range 4 {
-		if got := parse(four[:n], rowIPv4); len(got) > 0 {
-			t.Errorf("%d bytes: %v", n, got)
-		}
+		got := parse(four[:n], rowIPv4)
+		kit.Check(t, len(got) == 0, "%d bytes: %v", n, got)
 	}
 }
 
@@ -60,8 +60,7 @@ func TestConflictsWith(t *testing.T) {
 		{"[::1]:10249", "0.0.0.0:10249", false},
 		{"127.0.0.1:10249", "[::]:10249", true},
 	} {
-		if got := (Listener{Addr: netip.MustParseAddrPort(tt.has)}).Keeps(netip.MustParseAddrPort(tt.wants)); got != tt.keeps {
-			t.Errorf("%s keeps %s: %t, want %t", tt.has, tt.wants, got, tt.keeps)
-		}
+		got := (Listener{Addr: netip.MustParseAddrPort(tt.has)}).Keeps(netip.MustParseAddrPort(tt.wants))
+		kit.Check(t, got == tt.keeps, "%s keeps %s: %t, want %t", tt.has, tt.wants, got, tt.keeps)
 	}
 }

@@ -22,7 +22,6 @@ func TestConnectionsHaveHandles(t *testing.T) {
 	c, err := winio.DialPipeContext(t.Context(), name)
 	kit.Must(t, err)
 	defer c.Close()
-	if f, ok := c.(handled); !ok || f.Fd() == 0 {
-		t.Errorf("%T has no handle", c)
-	}
+	f, ok := c.(handled)
+	kit.Check(t, ok && f.Fd() != 0, "%T has no handle", c)
 }

@@ -111,9 +111,8 @@ func TestManager(t *testing.T) {
 				if (tt.kind == nil) != (err == nil) || tt.kind != nil && (!errors.Is(err, tt.kind) || !strings.Contains(err.Error(), tt.text)) {
 					t.Errorf("error %v, want %v with %q", err, tt.kind, tt.text)
 				}
-				if got := strings.Join(tt.fake.calls, " "); got != tt.want {
-					t.Errorf("calls %q, want %q", got, tt.want)
-				}
+				got := strings.Join(tt.fake.calls, " ")
+				kit.Check(t, got == tt.want, "calls %q, want %q", got, tt.want)
 			})
 		})
 	}
@@ -124,9 +123,8 @@ func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged []string
 		m := &Manager{Driver: &fake{script: []State{Starting}, errs: failing("complete", 120)}, Timeout: 11 * time.Second, Log: func(s string) { logged = append(logged, s) }}
-		if err := m.Install(Spec{Name: "x"}); err != nil {
-			t.Error(err)
-		}
+		err := m.Install(Spec{Name: "x"})
+		kit.Check(t, err == nil, "%v", err)
 		_ = m.Start(t.Context(), "x") // exceeds the timeout
 		want := []string{
 			"the service manager refuses some properties, and the service works without them: wrapped: " + syscall.Errno(120).Error(),

@@ -34,7 +34,7 @@ func run(ctx context.Context, args []string) error {
 	listen := flags.String("listen", "127.0.0.1:7600", "address for programs under Wine, their HNS_SIM_ADDR")
 	admin := flags.String("admin", "127.0.0.1:7601", "address for HTTP")
 	version := flags.String("version", "", "HNS's version: 9.5, 13.3, 15.4 and 15.5 are in the field; 13.3 if the personality has none")
-	personality := flags.String("personality", "as asked for", "what is assumed of HNS, see Personalities in test/hns/personality.go")
+	personality := flags.String("personality", "as asked for", "what is assumed of HNS, see Personalities in test/hns/control.go")
 	spelling := flags.String("case", "", "how identities are spelt: lower, upper, or empty for a mixture")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -30,9 +30,8 @@ func TestArchive(t *testing.T) {
 		}
 	}
 	p := proxyFlags{image: file, chart: nodes.Chart{Tag: "v1"}}
-	if got, err := p.archive(); err != nil || got != file {
-		t.Errorf("an image: %q, %v", got, err)
-	}
+	got, err := p.archive()
+	kit.Check(t, err == nil && got == file, "an image: %q, %v", got, err)
 }
 
 // TestAPIPort checks which ports the flag takes, and that the chart has the address.

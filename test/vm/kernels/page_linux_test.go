@@ -56,11 +56,9 @@ func TestPage(t *testing.T) {
 func TestSelectMode(t *testing.T) {
 	known := []string{"a", "b", "c"}
 	for list, want := range map[string][]string{"": known, "b": {"b"}, "c,a": {"c", "a"}} {
-		if got, err := choose("suite", list, known); err != nil || !cmp.Equal(got, want) {
-			t.Errorf("choose %q: %v, %v; want %v", list, got, err, want)
-		}
+		got, err := choose("suite", list, known)
+		kit.Check(t, err == nil && cmp.Equal(got, want), "choose %q: %v, %v; want %v", list, got, err, want)
 	}
-	if _, err := choose("suite", "a,d", known); err == nil || !strings.Contains(err.Error(), `suite "d": must be one of a, b, c`) {
-		t.Errorf("error %v", err)
-	}
+	_, err := choose("suite", "a,d", known)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), `suite "d": must be one of a, b, c`), "error %v", err)
 }

@@ -188,9 +188,8 @@ func TestHandover(t *testing.T) {
 		}()
 		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
-		if _, ok := later.Enter(soon); ok {
-			t.Error("the later proxy gets the node during a removal")
-		}
+		_, ok := later.Enter(soon)
+		kit.Check(t, !ok, "the later proxy gets the node during a removal")
 	})
 	system := testSystem()
 	system.LeaseTransport = func(string) (lease.Transport, lease.Identity) { return lock, lease.Identity{} }

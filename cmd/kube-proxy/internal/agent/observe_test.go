@@ -76,18 +76,16 @@ func TestMemoryLimit(t *testing.T) {
 		t.Setenv("GOMEMLIMIT", env)
 		debug.SetMemoryLimit(math.MaxInt64)
 		LimitMemory(klog.Logger{}, root, mode.Descriptor{})
-		if got := debug.SetMemoryLimit(-1); got != want {
-			t.Errorf("GOMEMLIMIT %q: a soft limit of %d, want %d", env, got, want)
-		}
+		got := debug.SetMemoryLimit(-1)
+		kit.Check(t, got == want, "GOMEMLIMIT %q: a soft limit of %d, want %d", env, got, want)
 	}
 }
 
 func TestSoftLimit(t *testing.T) {
 	const mb = 1 << 20
 	for limit, want := range map[int64]int64{32 * mb: 16 * mb, 64 * mb: 40 * mb, 128 * mb: 104 * mb, 1000 * mb: 900 * mb} {
-		if got := softLimit(limit, mode.Descriptor{}); got != want {
-			t.Errorf("%d of %d, want %d", got, limit, want)
-		}
+		got := softLimit(limit, mode.Descriptor{})
+		kit.Check(t, got == want, "%d of %d, want %d", got, limit, want)
 		if got := softLimit(limit, mode.Descriptor{MemoryShare: 4}); got != limit/4 {
 			t.Errorf("a mode with commands: %d of %d, want a quarter", got, limit)
 		}

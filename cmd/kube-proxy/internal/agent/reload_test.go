@@ -67,9 +67,8 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	kit.Must(t, err)
 	r := &reloader{proxy: newTestProxy(o, c, klog.Logger{})}
 	kit.WriteFile(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
-	if err := r.newFollower().CheckNow(t.Context()); err != nil {
-		t.Errorf("look = %v, want the process to go on", err)
-	}
+	err = r.newFollower().CheckNow(t.Context())
+	kit.Check(t, err == nil, "look = %v, want the process to go on", err)
 	why := r.reports.Health.Report().Conditions[string(condition.Configuration)]
 	kit.Check(t, strings.Contains(why, "clientConnection.kubeconfig") && strings.Contains(why, "could not start"),
 		"condition %q, want the field that needs a process which could not start", why)
@@ -222,17 +221,15 @@ func TestServersMove(t *testing.T) {
 
 	other, err := net.Listen("tcp", second)
 	kit.Must(t, err)
-	if err := s.moveTo(t, second); err == nil {
-		t.Error("no error about an address that somebody else has")
-	}
+	err = s.moveTo(t, second)
+	kit.Check(t, err != nil, "no error about an address that somebody else has")
 	kit.Check(t, answers(first), "the old address was given up for one that cannot be had")
 	other.Close()
 	kit.Until(t, "the second address", func() bool { return answers(second) && !answers(first) })
 
 	all := "0.0.0.0:" + portOf(second) // which includes the second
-	if err := s.moveTo(t, all); err != nil {
-		t.Errorf("to every address: %v", err)
-	}
+	err = s.moveTo(t, all)
+	kit.Check(t, err == nil, "to every address: %v", err)
 	kit.Until(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
 	if err := s.moveTo(t, "127.0.0.1:0"); err != nil || answers(second) {
 		t.Errorf("switched off: %v, it answers: %v", err, answers(second))

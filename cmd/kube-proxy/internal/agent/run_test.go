@@ -132,9 +132,8 @@ func TestRun(t *testing.T) {
 			len(answer.Health.Sources) == 1 && answer.Health.Sources[0].Name == report.ManifestSource
 	})
 	for _, page := range []string{"/metrics", "/metrics/slis", "/configz", "/statusz", "/flagz"} {
-		if _, err := (&statusview.Query{Server: p.server}).Page(t.Context(), page); err != nil {
-			t.Error(err)
-		}
+		_, err := (&statusview.Query{Server: p.server}).Page(t.Context(), page)
+		kit.Check(t, err == nil, "%v", err)
 	}
 	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
 	await(2, false)
@@ -225,9 +224,8 @@ func TestWherePodsComeFrom(t *testing.T) {
 		o.Flags.Register(o.FlagSet)
 		kit.Must(t, o.FlagSet.Parse(tt.args))
 		o.Flags.Config = "f.yaml"
-		if text, from := podsText(c), o.podsOrigin(c); text != tt.text || from != tt.from {
-			t.Errorf("%+v: %q, %q", tt, text, from)
-		}
+		text, from := podsText(c), o.podsOrigin(c)
+		kit.Check(t, text == tt.text && from == tt.from, "%+v: %q, %q", tt, text, from)
 	}
 }
 

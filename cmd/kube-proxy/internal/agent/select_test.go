@@ -140,9 +140,8 @@ func TestCheckNamed(t *testing.T) {
 
 // TestSelectOfNone checks that a table without a mode for the system is an error.
 func TestSelectOfNone(t *testing.T) {
-	if x, err := selectMode(klog.Background(), nil, nil); x != nil || !errors.Is(err, mode.ErrNoSystem) {
-		t.Errorf("selectMode = %v, %v", x, err)
-	}
+	x, err := selectMode(klog.Background(), nil, nil)
+	kit.Check(t, x == nil && errors.Is(err, mode.ErrNoSystem), "selectMode = %v, %v", x, err)
 }
 
 // deafBackend has rules in order, and a watch that ends once.
@@ -206,9 +205,8 @@ func TestModeRequest(t *testing.T) {
 		t.Run(situation, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
-				if got := r.URL.Query().Get("fieldSelector"); got != "metadata.name=node-a" {
-					t.Errorf("asked for %q", got)
-				}
+				got := r.URL.Query().Get("fieldSelector")
+				kit.Check(t, got == "metadata.name=node-a", "asked for %q", got)
 				if tt.answer == "" {
 					http.Error(w, "not now", http.StatusServiceUnavailable)
 					return
@@ -245,9 +243,8 @@ func TestModeRequestOfManifests(t *testing.T) {
 	}
 	c := &config.Config{OS: config.Linux}
 	from := &source.Manifests{Paths: []string{filepath.Join(dir, "missing"), dir}, NodeName: "Node-A"}
-	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got != (modeRequest{annotated: "userspace"}) {
-		t.Errorf("request %v", got)
-	}
+	got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from)
+	kit.Check(t, got == (modeRequest{annotated: "userspace"}), "request %v", got)
 	c.Mode = "iptables"
 	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got.annotated != "" {
 		t.Errorf("with a configured mode, request %v", got)

@@ -31,9 +31,8 @@ func TestWriteToPipe(t *testing.T) {
 		_, err := io.WriteString(w, "text")
 		return err
 	}}}}
-	if _, err := Write(t.Context(), d, pipe, io.Discard); err == nil || !strings.Contains(err.Error(), "broken pipe") {
-		t.Errorf("%v, want a broken pipe", err)
-	}
+	_, err = Write(t.Context(), d, pipe, io.Discard)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "broken pipe"), "%v, want a broken pipe", err)
 	if info, err := os.Lstat(pipe); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
 		t.Errorf("the pipe has gone: %v", err)
 	}
@@ -50,9 +49,8 @@ func TestLogsOfPods(t *testing.T) {
 		"/var/log/pods/kube-system_coredns-kube-proxy_2c6e/coredns/0.log": false,
 		"/var/log/pods/kube-system_kubeproxy-x7k2p_0c6e/settings/0.log":   false,
 	} {
-		if got := slices.ContainsFunc(logPatterns("kube-system"), func(p string) bool { ok, _ := filepath.Match(p, path); return ok }); got != want {
-			t.Errorf("%s: %t, want %t", path, got, want)
-		}
+		got := slices.ContainsFunc(logPatterns("kube-system"), func(p string) bool { ok, _ := filepath.Match(p, path); return ok })
+		kit.Check(t, got == want, "%s: %t, want %t", path, got, want)
 	}
 }
 
@@ -68,9 +66,8 @@ func TestLogsShare(t *testing.T) {
 	x := &collector{Options: Options{LogFiles: []string{short, long, "", short, filepath.Join(dir, "none.log")}}}
 	d := &Dump{Folder: "x", Timeout: time.Minute, Secrets: &Secrets{}, Parts: []Part{x.logPart()}}
 	var archive bytes.Buffer
-	if _, err := d.Write(t.Context(), &archive); err != nil {
-		t.Fatal(err)
-	}
+	_, err := d.Write(t.Context(), &archive)
+	kit.Must(t, err)
 	files := unpack(t, archive.Bytes())
 	log := files["x/log.txt"]
 	if len(log) < mostLog || len(log) > mostLog+1000 || !strings.Contains(log, `\x1b]0;owned\a the end of it`) || !strings.Contains(log, "short.log, 7 bytes <==\nshort\n") ||
@@ -82,7 +79,6 @@ func TestLogsShare(t *testing.T) {
 	}
 	kit.Must(t, unix.Mkfifo(pipe, 0o600))
 	x = &collector{Options: Options{LogFiles: []string{pipe}}}
-	if err := x.log(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
-		t.Errorf("a named pipe: %v", err)
-	}
+	err = x.log(t.Context(), io.Discard)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "is a named pipe"), "a named pipe: %v", err)
 }

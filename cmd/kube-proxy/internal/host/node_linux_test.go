@@ -70,9 +70,8 @@ func TestHidden(t *testing.T) {
 		})
 	}
 	own := []proc.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
-	if got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own); got != "" {
-		t.Errorf("on loopback, where every address answers: %q", got)
-	}
+	got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own)
+	kit.Check(t, got == "", "on loopback, where every address answers: %q", got)
 	kit.Equal(t, hiddenListeners(nil, []proc.Listener{{}}), "", "before the first snapshot")
 }
 
@@ -88,9 +87,8 @@ route add blackhole 198.18.2.0/24
 route add unreachable 198.18.3.0/24
 route add prohibit 198.18.4.0/24
 route add blackhole 2001:db8:99::/64`, "\n") {
-			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-				t.Errorf("ip %s: %v\n%s", line, err, out)
-			}
+			out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput()
+			kit.Check(t, err == nil, "ip %s: %v\n%s", line, err, out)
 		}
 		for to, want := range map[string]string{
 			"198.18.0.7":     "",
@@ -168,9 +166,8 @@ func TestKeepPrepared(t *testing.T) {
 
 		synctest.Wait()
 		expect("at first", "setting-net.ipv4.ip_forward setting-oom_score_adj")
-		if b, err := files.ReadFile(connections); err != nil || string(b) != "131072" {
-			t.Errorf("connections: %q, %v", b, err)
-		}
+		b, err := files.ReadFile(connections)
+		kit.Check(t, err == nil && string(b) == "131072", "connections: %q, %v", b, err)
 		time.Sleep(5 * settingsRetry)
 		synctest.Wait()
 		if n := strings.Count(log.String(), "Warning"); n != 2 {
@@ -261,9 +258,8 @@ func (s shared) WriteFile(name string, data []byte) error {
 // TestUsedFamilies checks that only families with Services need forwarding.
 func TestUsedFamilies(t *testing.T) {
 	six := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv6}
-	if got := usedFamilies(nil); got != nil {
-		t.Errorf("before the first snapshot: %v", got)
-	}
+	got := usedFamilies(nil)
+	kit.Check(t, got == nil, "before the first snapshot: %v", got)
 	kit.Same(t, "(-want +got)", []service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six})))
 }
 

@@ -53,7 +53,6 @@ func TestProbe(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Probe(ctx, ask("127.0.0.1", to)); !errors.Is(err, context.Canceled) {
-		t.Errorf("an interrupt ends it with %v", err)
-	}
+	err = Probe(ctx, ask("127.0.0.1", to))
+	kit.Check(t, errors.Is(err, context.Canceled), "an interrupt ends it with %v", err)
 }

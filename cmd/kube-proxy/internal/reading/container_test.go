@@ -36,11 +36,9 @@ func TestProxyOfContainer(t *testing.T) {
 			}
 		}
 		kit.Check(t, got == want, "%s: %q, want %q", line, got, want)
-		if args := containerProxy(proc, 1); args != nil {
-			t.Errorf("this process itself: %q", args)
-		}
+		args := containerProxy(proc, 1)
+		kit.Check(t, args == nil, "this process itself: %q", args)
 	}
-	if args := containerProxy(fstest.MapFS{}, 20); args != nil {
-		t.Errorf("without /proc: %q", args)
-	}
+	args := containerProxy(fstest.MapFS{}, 20)
+	kit.Check(t, args == nil, "without /proc: %q", args)
 }

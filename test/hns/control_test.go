@@ -16,6 +16,231 @@ import (
 	"kubeproxy/test/kit"
 )
 
+func TestFaults(t *testing.T) {
+	w := newFixture(t, Options{Seed: 1})
+	inject := func(f Fault) {
+		t.Helper()
+		kit.Must(t, w.Inject(f))
+	}
+	list := func() Code { return w.call("HcnEnumerateEndpoints", "", 0, "{}").Code }
+
+	inject(Fault{Function: "HcnEnumerate*", Code: ServerUnavailable, Count: 2})
+	got := []Code{list(), w.call("HcnOpenNetwork", w.network, 0).Code, list(), list()}
+	kit.Check(t, slices.Equal(got, []Code{ServerUnavailable, OK, ServerUnavailable, OK}), "two lists to fail: %v", got)
+
+	inject(Fault{Function: "HcnCreateEndpoint", Code: ServerUnavailable, When: Afterwards, Count: 1})
+	before := w.CreatedCount(Endpoint)
+	if _, code := w.create(Endpoint, w.network, remote("10.244.7.1")); code != ServerUnavailable || w.CreatedCount(Endpoint) != before+1 {
+		t.Errorf("create without an answer: %v, %d endpoints more", code, w.CreatedCount(Endpoint)-before)
+	}
+	_, code := w.create(Endpoint, w.network, remote("10.244.7.1"))
+	kit.Check(t, code == ObjectExists, "create again: %v", code)
+
+	inject(Fault{Function: "*", Code: GeneralFailure, Share: 0.5})
+	bad := 0
+	for range 200 {
+		if list() != OK {
+			bad++
+		}
+	}
+	kit.Check(t, bad >= 60 && bad <= 140, "%d of 200 calls failed, want about half", bad)
+	w.ClearFaults()
+	kit.Equal(t, list(), OK, "after Heal")
+	_, err := w.AddPod("vxlan0", "untouched")
+	kit.Check(t, err == nil, "another program's call: %v", err)
+	for _, f := range []Fault{{}, {Function: "["}, {Function: "*"}, {Function: "*", Code: NotFound, Share: 2}, {Function: "*", Code: NotFound, When: "soon"}} {
+		kit.Check(t, w.Inject(f) != nil, "fault %+v was taken", f)
+	}
+}
+
+func TestDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Options{})
+		s.Delay("*", time.Second)
+		s.Delay("HcnCreate*", 20*time.Second)
+		for function, want := range map[string]time.Duration{"HcnEnumerateNetworks": time.Second, "HcnCreateNetwork": 20 * time.Second} {
+			start := time.Now()
+			s.CallAs(Caller, Request{Function: function, Args: [3]string{"{}"}})
+			took := time.Since(start)
+			kit.Check(t, took == want, "%s took %s, want %s", function, took, want)
+		}
+		start := time.Now()
+		if s.Call(Request{Function: "HcnCreateNetwork", Args: [3]string{"{}"}}); time.Since(start) != 0 {
+			t.Error("another program waited")
+		}
+	})
+}
+
+func TestRestart(t *testing.T) {
+	for keep, want := range map[Survivors][3]int{ // networks, endpoints, load balancers
+		Everything: {1, 2, 1}, Pods: {1, 1, 0}, Nothing: {0, 0, 0},
+	} {
+		t.Run(string(keep), func(t *testing.T) {
+			w := newFixture(t, Options{})
+			far, _ := w.create(Endpoint, w.network, remote("10.244.7.1"))
+			lb, _ := w.create(LoadBalancer, "", balancer(w.pod, far))
+			h := w.must("HcnOpenLoadBalancer", lb, 0).Handle
+
+			w.Stop(ServerUnavailable)
+			_, ok := w.try("HcnEnumerateNetworks", "", 0, "{}")
+			kit.Check(t, !ok, "the connection did not break")
+			w.client = dial(t, w.Server)
+			kit.Equal(t, w.call("HcnEnumerateNetworks", "", 0, "{}").Code, ServerUnavailable, "while HNS is down")
+			kit.Equal(t, w.call("HNSCall", "", 0, "GET", "/globals/version").Code, ServerUnavailable,
+				"version while HNS is down")
+			w.Start(keep)
+			kit.Equal(t, w.call("HcnQueryLoadBalancerProperties", "", h, "{}").Code, InvalidHandle, "handle of before")
+			if got := w.call("HcnCloseLoadBalancer", "", h).Code; got != InvalidHandle || len(w.Warnings()) != 0 {
+				t.Errorf("close of a handle of before: %v, warnings %v", got, w.Warnings())
+			}
+			got := [3]int{len(w.Objects(Network)), len(w.Objects(Endpoint)), len(w.Objects(LoadBalancer))}
+			kit.Check(t, got == want, "survivors %v, want %v", got, want)
+			if keep != Everything {
+				return
+			}
+			id := w.Objects(LoadBalancer)[0].ID()
+			kit.Check(t, id == lb, "load balancer %s came back as %s", lb, id)
+			_, code := w.create(LoadBalancer, "", balancer(w.pod))
+			kit.Check(t, code == AlreadyExists, "what came back, once more: %v", code)
+			w.must("HcnDeleteLoadBalancer", lb, 0)
+			w.create(LoadBalancer, "", balancer(w.pod))
+			if _, code := w.create(LoadBalancer, "", balancer(w.pod)); code != PortExists {
+				t.Errorf("what is new, once more: %v", code)
+			}
+		})
+	}
+}
+
+func TestRestartBreaksConnections(t *testing.T) {
+	w := newFixture(t, Options{})
+	// Only an accepted connection can break; an answer proves the acceptance.
+	w.must("HcnEnumerateNetworks", "", 0, "{}")
+	w.Restart(Everything)
+	_, ok := w.try("HcnEnumerateNetworks", "", 0, "{}")
+	kit.Check(t, !ok, "the connection survived a restart")
+	w.client = dial(t, w.Server)
+	w.must("HcnEnumerateNetworks", "", 0, "{}")
+	w.DropConnections()
+	if _, ok := w.try("HcnEnumerateNetworks", "", 0, "{}"); ok {
+		t.Error("the connection survived being dropped")
+	}
+}
+
+// recordingT records the failures of a test.
+type recordingT struct {
+	*testing.T
+	errors int
+}
+
+func (s *recordingT) Errorf(string, ...any) { s.errors++ }
+
+func TestWarnings(t *testing.T) {
+	for name, misdeed := range map[string]func(w *fixture, far, lb string){
+		"endpoint in use deleted":  func(w *fixture, far, _ string) { w.must("HcnDeleteEndpoint", far, 0) },
+		"foreign endpoint deleted": func(w *fixture, _, _ string) { w.must("HcnDeleteEndpoint", w.pod, 0) },
+		"foreign network modified": func(w *fixture, _, _ string) { modifyNetwork(w) },
+		"endpoint twice": func(w *fixture, far, _ string) {
+			w.create(LoadBalancer, "", with(balancer(far, far), "FrontendVIPs", nil))
+		},
+		"handle closed that is not": func(w *fixture, _, _ string) { w.call("HcnCloseEndpoint", "", 99) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			quiet := &recordingT{T: t}
+			w := &fixture{Server: StartAt(quiet, listener(t), Options{})}
+			w.client = dial(t, w.Server)
+			w.network = added(t)(w.AddNetwork(NetworkConfig{Name: "vxlan0", Type: "Overlay", Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}}))
+			w.pod = added(t)(w.AddPod("vxlan0", "pod"))
+			far, _ := w.create(Endpoint, w.network, remote("10.244.7.1"))
+			lb, _ := w.create(LoadBalancer, "", balancer(far))
+			if n := len(w.Warnings()); n != 0 {
+				t.Fatalf("warnings before: %v", w.Warnings())
+			}
+			misdeed(w, far, lb)
+			if n := len(w.Warnings()); n != 1 {
+				t.Errorf("%d warnings %q, want one", n, w.Warnings())
+			}
+			if w.report(quiet); quiet.errors != 1 {
+				t.Errorf("%d errors of the test, want one", quiet.errors)
+			}
+		})
+	}
+}
+
+func modifyNetwork(w *fixture) {
+	h := w.must("HcnOpenNetwork", w.network, 0).Handle
+	w.must("HcnModifyNetwork", "", h, `{"ResourceType":"Policy","RequestType":"Add","Settings":{}}`)
+	w.must("HcnCloseNetwork", "", h)
+}
+
+func TestExtraneousObjectsAreDeleted(t *testing.T) {
+	w := newFixture(t, Options{})
+	far, _ := w.create(Endpoint, w.network, remote("10.244.7.1"))
+	unused := w.Unused()
+	kit.Check(t, len(unused) == 1 && unused[0].ID() == far, "unused %v, want %s", unused, far)
+	lb, _ := w.create(LoadBalancer, "", balancer(far, w.pod))
+	if unused, loose := w.Unused(), w.DanglingReferences(); len(unused)+len(loose) != 0 {
+		t.Errorf("unused %v, loose %v", unused, loose)
+	}
+	if err := w.Delete(Endpoint, w.pod); err != nil { // done by another program
+		t.Fatal(err)
+	}
+	if loose := w.DanglingReferences(); len(loose) != 1 || len(w.Warnings()) != 0 {
+		t.Errorf("loose %v, warnings %v", loose, w.Warnings())
+	}
+	w.must("HcnDeleteLoadBalancer", lb, 0)
+	loose := w.DanglingReferences()
+	kit.Check(t, len(loose) == 0, "loose %v", loose)
+}
+
+func TestJournal(t *testing.T) {
+	w := newFixture(t, Options{})
+	before := w.Calls()
+	far, _ := w.create(Endpoint, w.network, remote("10.244.7.1"))
+	w.create(Endpoint, w.network, remote("10.244.7.1"))
+	w.must("HcnEnumerateEndpoints", "", 0, "{}")
+	w.must("HcnDeleteEndpoint", far, 0)
+	calls := w.Calls().Sub(before)
+	if got, want := [4]int{calls.Writes(""), calls.Writes(LoadBalancer), calls.Lists(Endpoint), calls.Reads("")}, [4]int{3, 0, 1, 1}; got != want {
+		t.Errorf("writes, of load balancers, lists, reads: %v, want %v (%s)", got, want, calls)
+	}
+	var lines []string
+	for _, e := range w.Journal() {
+		if e.By == Caller {
+			lines = append(lines, e.String())
+		}
+	}
+	want := []string{
+		"HcnCreateEndpoint " + far,
+		"HcnCreateEndpoint : The object already exists. (0x80071392)",
+		"HcnDeleteEndpoint " + far,
+	}
+	kit.Check(t, slices.Equal(lines, want), "journal %q, want %q", lines, want)
+}
+
+func TestServer2019FailsToDelete(t *testing.T) {
+	w := newFixture(t, Options{Version: Version{9, 5}})
+	failed := 0
+	for range 32 {
+		lb, code := w.create(LoadBalancer, "", balancer(w.pod))
+		kit.Need(t, code == OK, "%v", code)
+		if got := w.call("HcnDeleteLoadBalancer", lb, 0).Code; got == GeneralFailure {
+			failed++
+			w.must("HcnDeleteLoadBalancer", lb, 0) // the second time it works
+		}
+	}
+	kit.Check(t, failed == 4, "%d of 32 did not go at once, want 4", failed)
+}
+
+func TestMissing(t *testing.T) {
+	w := newFixture(t, Options{})
+	for kind, want := range map[Kind]Code{Network: NetworkNotFound, Endpoint: EndpointNotFound, LoadBalancer: NotFound} {
+		got := w.call("HcnDelete"+string(kind), "5f0b1190-63be-4e0c-b974-bd0f55675a42", 0).Code
+		kit.Check(t, got == want, "delete of a %s that is not there: %v, want %v", kind, got, want)
+	}
+	_, err := w.AddPod("nowhere", "pod")
+	kit.Check(t, err != nil, "pod in a network that is not there")
+}
+
 // asked has everything that a form could change.
 func asked(endpoints ...string) Document {
 	d := with(with(balancer(endpoints...), "SourceVIP", "10.244.3.9"), "Flags", 1)
@@ -58,9 +283,8 @@ func TestForms(t *testing.T) {
 func TestPersonalityOfEndpoints(t *testing.T) {
 	w := newFixture(t, Options{Personality: Personality{PlainNames: true, LastAddress: true, OneAddress: true, StrictPolicies: true, PlugsAfter: 3}})
 	id, _ := w.create(Endpoint, w.network, Document{})
-	if got := w.read(Endpoint, id).IPs()[0]; got != netip.MustParseAddr("10.244.3.254") {
-		t.Errorf("HNS chose %s", got)
-	}
+	got := w.read(Endpoint, id).IPs()[0]
+	kit.Check(t, got == netip.MustParseAddr("10.244.3.254"), "HNS chose %s", got)
 	if _, code := w.create(Endpoint, w.network, Document{"Name": "fd00::1"}); code != InvalidParameter {
 		t.Errorf("a name with colons: %v", code)
 	}
@@ -91,13 +315,11 @@ func TestCascade(t *testing.T) {
 			t.Errorf("%q: after a restart: %v, want another identity than %s", how, o, id)
 		}
 		kit.Must(t, w.Delete(Endpoint, w.pod))
-		if got := [2]int{len(w.Objects(LoadBalancer)), len(w.DanglingReferences())}; got != want {
-			t.Errorf("%q: load balancers and dangling references %v, want %v", how, got, want)
-		}
+		got := [2]int{len(w.Objects(LoadBalancer)), len(w.DanglingReferences())}
+		kit.Check(t, got == want, "%q: load balancers and dangling references %v, want %v", how, got, want)
 		kit.Must(t, w.Delete(Network, w.network))
-		if n := len(w.Objects(LoadBalancer)); (n > 0) != (how == Dangle) {
-			t.Errorf("%q: %d load balancers outlive the network", how, n)
-		}
+		n := len(w.Objects(LoadBalancer))
+		kit.Check(t, (n > 0) == (how == Dangle), "%q: %d load balancers outlive the network", how, n)
 	}
 }
 
@@ -135,28 +357,24 @@ func TestSlowDeletes(t *testing.T) {
 		s, start := New(Options{Personality: Personality{SlowDeletes: 5 * time.Second}}), time.Now()
 		s.CallAs(Caller, Request{Function: "HcnDeleteLoadBalancer"})
 		s.CallAs(Caller, Request{Function: "HcnEnumerateNetworks"})
-		if took := time.Since(start); took != 5*time.Second {
-			t.Errorf("took %s", took)
-		}
+		took := time.Since(start)
+		kit.Check(t, took == 5*time.Second, "took %s", took)
 	})
 }
 
 func TestFindPersonality(t *testing.T) {
 	for _, p := range Personalities() {
-		if got, err := FindPersonality(p.Name); err != nil || got.Version != p.Version {
-			t.Errorf("%q: %v, %v", p.Name, got, err)
-		}
+		got, err := FindPersonality(p.Name)
+		kit.Check(t, err == nil && got.Version == p.Version, "%q: %v, %v", p.Name, got, err)
 	}
-	if _, err := FindPersonality("angry"); err == nil {
-		t.Error("found one that does not exist")
-	}
+	_, err := FindPersonality("angry")
+	kit.Check(t, err != nil, "found one that does not exist")
 }
 
 func TestEndpoints(t *testing.T) {
 	w := newFixture(t, Options{})
-	if _, code := w.create(Endpoint, w.network, remote("10.244.7.11")); code != OK {
-		t.Fatal(code)
-	}
+	_, code := w.create(Endpoint, w.network, remote("10.244.7.11"))
+	kit.Need(t, code == OK, "%v", code)
 	for _, tc := range []struct {
 		name string
 		doc  Document
@@ -178,9 +396,8 @@ func TestEndpoints(t *testing.T) {
 		{"local with the subnet's own address", local("10.244.3.0"), AddressReserved},
 		{"local with the last address", local("10.244.3.255"), AddressReserved},
 	} {
-		if _, got := w.create(Endpoint, w.network, tc.doc); got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
-		}
+		_, got := w.create(Endpoint, w.network, tc.doc)
+		kit.Check(t, got == tc.want, "%s: %v, want %v", tc.name, got, tc.want)
 	}
 	if _, got := w.create(Network, "", Document{"Type": "Overlay", "Ipams": []any{
 		map[string]any{"Subnets": []any{map[string]any{"IpAddressPrefix": "10.0.0.0/24"}}}}}); got != InvalidPolicy {
@@ -208,9 +425,8 @@ func TestBridgedNetwork(t *testing.T) {
 		"the host's own endpoint":       local("10.1.0.1"),
 		"remote without anything of it": {"Flags": 1, "IpConfigurations": []any{map[string]any{"IpAddress": "10.1.7.1"}}},
 	} {
-		if _, code := w.create(Endpoint, bridge, doc); code != OK {
-			t.Errorf("%s: %v", name, code)
-		}
+		_, code := w.create(Endpoint, bridge, doc)
+		kit.Check(t, code == OK, "%s: %v", name, code)
 	}
 }
 
@@ -219,13 +435,11 @@ func TestLoadBalancers(t *testing.T) {
 	six := added(t)(w.AddNetwork(NetworkConfig{Name: "six", Type: "L2Bridge", Subnets: []netip.Prefix{netip.MustParsePrefix("fd00:3::/64")}}))
 	pod6 := added(t)(w.AddPod("six", "pod6", netip.MustParseAddr("fd00:3::5")))
 	starting := added(t)(w.AddPod("vxlan0", "starting"))
-	if err := w.Detach(starting); err != nil || six == "" {
-		t.Fatal(err)
-	}
+	err := w.Detach(starting)
+	kit.Need(t, err == nil && six != "", "%v", err)
 	w.Hold(6, 30080)
-	if _, code := w.create(LoadBalancer, "", balancer(w.pod)); code != OK {
-		t.Fatal(code)
-	}
+	_, code := w.create(LoadBalancer, "", balancer(w.pod))
+	kit.Need(t, code == OK, "%v", code)
 	free := with(balancer(w.pod), "FrontendVIPs", []any{"10.96.0.11"})
 	node := with(with(balancer(w.pod), "FrontendVIPs", nil), "PortMappings.ExternalPort", 30080)
 	for _, tc := range []struct {
@@ -258,9 +472,8 @@ func TestLoadBalancers(t *testing.T) {
 		{"IPv6", Document{"HostComputeEndpoints": []any{pod6}, "Flags": 2, "FrontendVIPs": []any{"fd00::10"},
 			"PortMappings": balancer()["PortMappings"]}, OK},
 	} {
-		if _, got := w.create(LoadBalancer, "", tc.doc); got != tc.want {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
-		}
+		_, got := w.create(LoadBalancer, "", tc.doc)
+		kit.Check(t, got == tc.want, "%s: %v, want %v", tc.name, got, tc.want)
 	}
 	w.Release(6, 30080)
 	kit.Must(t, w.Attach(starting))
@@ -292,9 +505,8 @@ func TestDynamicPorts(t *testing.T) {
 		kit.Check(t, got == tc.want, "%s: %v, want %v", tc.name, got, tc.want)
 		first = cmp.Or(first, id)
 	}
-	if code := w.call("HcnDeleteLoadBalancer", first, 0).Code; code != OK {
-		t.Fatal(code)
-	}
+	code := w.call("HcnDeleteLoadBalancer", first, 0).Code
+	kit.Need(t, code == OK, "%v", code)
 	if _, code := w.create(LoadBalancer, "", at("10.96.0.13")); code != OK {
 		t.Errorf("after a load balancer has gone: %v", code)
 	}
@@ -325,9 +537,8 @@ func TestVersions(t *testing.T) {
 			w.Hold(6, 10256)
 			create := func(name string, want Code, d Document) {
 				t.Helper()
-				if _, got := w.create(LoadBalancer, "", d); got != want {
-					t.Errorf("%s: %v, want %v", name, got, want)
-				}
+				_, got := w.create(LoadBalancer, "", d)
+				kit.Check(t, got == want, "%s: %v, want %v", name, got, want)
 			}
 			create("plain", OK, balancer(w.pod))
 			next := func(vip string) Document { return with(balancer(w.pod), "FrontendVIPs", []any{vip}) }
@@ -354,9 +565,8 @@ func modify(t *testing.T, w *fixture, want Code, works bool) {
 	h := w.must("HcnOpenLoadBalancer", old, 0).Handle
 	defer w.must("HcnCloseLoadBalancer", "", h)
 	doc := with(balancer(w.pod, more), "FrontendVIPs", []any{"10.96.1.2"})
-	if got := w.call("HcnModifyLoadBalancer", "", h, text(doc)); got.Code != want {
-		t.Errorf("modify: %v, want %v", got.Code, want)
-	}
+	got := w.call("HcnModifyLoadBalancer", "", h, text(doc))
+	kit.Check(t, got.Code == want, "modify: %v, want %v", got.Code, want)
 	d := w.read(LoadBalancer, old)
 	endpoints := 1
 	if works {

@@ -4,6 +4,7 @@
 package platform
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
@@ -24,6 +26,7 @@ import (
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/nftcommand"
 )
 
 var flipShape = flag.String("flip", "50x100", "ports and endpoints of the Service in BenchmarkFlip, such as 500x1000")
@@ -84,9 +87,8 @@ func BenchmarkFlip(b *testing.B) {
 		},
 	}
 	var ports, endpoints int
-	if _, err := fmt.Sscanf(*flipShape, "%dx%d", &ports, &endpoints); err != nil {
-		b.Fatal(err)
-	}
+	_, err := fmt.Sscanf(*flipShape, "%dx%d", &ports, &endpoints)
+	kit.Must(b, err)
 	for name, open := range backends {
 		b.Run(name, func(b *testing.B) {
 			if name == "ipvs" && !ipvs.Installed() {
@@ -124,4 +126,65 @@ func benchmarkFlip(b *testing.B, open func() (reconcile.Backend, error), ports, 
 		n++
 	}
 	b.ReportMetric(float64((cpu()-before).Microseconds())/1000/float64(n), "cpu-ms/flip")
+}
+
+// TestNFTAcceptsScenarios checks with nft and the kernel what Render writes for each
+// cluster, in a network namespace that ends with the command. It needs no capabilities
+// where users may create namespaces.
+func TestNFTAcceptsScenarios(t *testing.T) {
+	nftcommand.NeedTables(t)
+	for _, path := range scenarioPaths(t) {
+		t.Run(scenarioName(path), func(t *testing.T) {
+			_, want := openScenario(t, path)
+			nftAccepts(t, renderNFTables(t, want, document.Text))
+		})
+	}
+	t.Run("skeleton", func(t *testing.T) {
+		text := kit.ReadFile(t, skeletonPath)
+		nftAccepts(t, text)
+	})
+}
+
+func nftAccepts(t *testing.T, text []byte) {
+	t.Helper()
+	err := nftcommand.Check(string(text))
+	kit.Check(t, err == nil, "%v\n%s", err, text)
+}
+
+// TestIPTablesAcceptsScenarios checks that both variants of iptables accept what Render
+// writes for each cluster, first as a test and then for real, in a network namespace
+// that ends with the command.
+func TestIPTablesAcceptsScenarios(t *testing.T) {
+	for _, path := range scenarioPaths(t) {
+		t.Run(scenarioName(path), func(t *testing.T) {
+			_, want := openScenario(t, path)
+			checkBothVariants(t, renderIPTables(t, want))
+			checkBothVariants(t, renderUserspace(t, want))
+		})
+	}
+}
+
+// checkBothVariants checks that both variants accept text, which has a part for each
+// family.
+func checkBothVariants(t *testing.T, text []byte) {
+	t.Helper()
+	four, six, found := bytes.Cut(text, []byte("# for ip6tables-restore\n"))
+	kit.Need(t, found, "there is no part for IPv6")
+	for _, variant := range []string{"legacy", "nft"} {
+		iptablesAccepts(t, "/usr/sbin/iptables-"+variant+"-restore", four)
+		iptablesAccepts(t, "/usr/sbin/ip6tables-"+variant+"-restore", six)
+	}
+}
+
+func iptablesAccepts(t *testing.T, command string, text []byte) {
+	t.Helper()
+	for _, args := range [][]string{{"--test"}, nil} {
+		c := exec.Command(command, args...)
+		c.Stdin = bytes.NewReader(text)
+		netlab.Isolate(c)
+		// Other processes on the machine use their own lock.
+		c.Env = append(os.Environ(), "XTABLES_LOCKFILE="+t.TempDir()+"/lock")
+		out, err := c.CombinedOutput()
+		kit.Check(t, err == nil, "%s %s: %v\n%s\n%s", command, args, err, out, text)
+	}
 }
