@@ -84,8 +84,7 @@ var unfit = []struct{ mode, part, reason string }{
 	{"userspace", "should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local", answered},
 }
 
-const answered = "a pod of another node is no client outside by its address, so policy Local does not concern it; the relay answers it, " +
-	"and in other modes the endpoint answers past the node that translated, which the client does not accept"
+const answered = "a pod of another node is no client outside, so the relay answers it; in other modes the endpoint answers past the node that translated"
 
 const relayed = "a relay connects to the pod, which sees the address of the node"
 

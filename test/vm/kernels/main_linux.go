@@ -138,7 +138,7 @@ func (all outcomes) save(file string) error {
 // about is the text of the page before its table.
 const about = `# Kernels
 
-Results of the live tests on Debian's kernels, oldest first, each in an emulated [virtual
+How many live tests passed on Debian's kernels, oldest first, each in an emulated [virtual
 machine](../CONTRIBUTING.md#other-kernels). Written by ` + "`make test-kernels`" + ` from docs/kernels.json, which has the times, too.
 
 `
@@ -202,7 +202,7 @@ func (o outcome) cell(ran bool) string {
 	if !o.Ended {
 		return "no result"
 	}
-	text := fmt.Sprintf("%d passed", o.Passed)
+	text := strconv.Itoa(o.Passed)
 	if o.Failed > 0 {
 		text += fmt.Sprintf(", **%d failed**", o.Failed)
 	}
