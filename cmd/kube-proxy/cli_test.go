@@ -181,7 +181,7 @@ func TestEnds(t *testing.T) {
 	got := callUntil(ctx, t, "", "top", "--server", "127.0.0.1:1", "-o", "json")
 	kit.Check(t, got.Code == exitUnreachable && strings.HasSuffix(got.Err, "interrupted\n"), "interrupted: %+v", got)
 	dir := files(t, map[string]string{"json.yaml": configHead + "logging: {format: json}\n"})
-	for _, args := range []string{"--logging-format=json --manifests=DIR/none", "--config=DIR/json.yaml --manifests=DIR/none", "--logging-format=json --nosuch"} {
+	for _, args := range []string{"--logging-format=json --manifests=DIR/none", "--config=DIR/json.yaml --manifests=DIR/none", "--logging-format=json --nosuch", "--nosuch --logging-format=json"} {
 		got := call(t, dir, strings.Fields(args+" --hostname-override=node-a")...)
 		lines := strings.Split(strings.TrimSpace(got.Err), "\n")
 		var last struct{ Level, Err string }

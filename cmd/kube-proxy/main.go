@@ -115,7 +115,7 @@ func execute(ctx context.Context, table mode.Table, args []string, to streams) i
 	if cli.WantsDocument(args) {
 		to.out = out
 	}
-	root := newRoot(to, table)
+	root := newRoot(to, table, args...)
 	usageFails(root)
 	var helpErr error
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { helpErr = cli.PrintHelp(cmd) })
@@ -233,7 +233,7 @@ const rootExample = `  kube-proxy --manifests ./services --hostname-override nod
   kube-proxy status
   kube-proxy --cleanup`
 
-func newRoot(to streams, table mode.Table) *cobra.Command {
+func newRoot(to streams, table mode.Table, args ...string) *cobra.Command {
 	o := newOptions(table)
 	root := &cobra.Command{
 		Use:           "kube-proxy [flags]",
@@ -252,7 +252,10 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	}
 	root.SetOut(to.out)
 	root.SetErr(to.err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return o.lastError(cli.FlagError(cmd, err), to.err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		o.logsJSON = slices.Contains(args, "--logging-format="+logging.JSON) // also behind the wrong flag
+		return o.lastError(cli.FlagError(cmd, err), to.err)
+	})
 	o.register(root.Flags())
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
 		newStatus(to, table), newTop(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))

@@ -436,6 +436,9 @@ func TestFindings(t *testing.T) {
 		"no Service":                {"pass", []Dial{whole(Here, Refused)}, "10.96.0.1:80 does not answer as it should: refused"},
 		"large packets": {"forward", []Dial{{From: Here, To: to, Endpoint: true, Result: Connected, Packets: &Packets{1500, PacketsLost, 0}}, whole(Here, Connected)},
 			"packets of 1500 bytes get lost on the way to endpoint 10.244.2.1:80"},
+		"large answers": {"forward", []Dial{{From: Here, To: to, Endpoint: true, Result: Connected, Packets: &Packets{1500, PacketsNotBack, 0}}, whole(FromClient, Connected)},
+			"packets of 1500 bytes get lost on the way back from endpoint 10.244.2.1:80"},
+		"masqueraded, so only the node dials the endpoint": {"forward", []Dial{at(Here, Refused), whole(FromClient, TimedOut)}, "endpoint 10.244.2.1:80 refuses connections"},
 	} {
 		x := &Explanation{Action: tc.action, Protocol: "tcp"}
 		x.SetProbe(&Probe{Dials: tc.dials})

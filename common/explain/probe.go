@@ -16,6 +16,9 @@ import (
 // Probe is what dialing the endpoints, and then the destination, has shown.
 type Probe struct {
 	Dials []Dial `json:"dials"`
+	// Enter is the beginning of a command that runs another in the network namespace of the
+	// client, empty if that is not known.
+	Enter string `json:"enter,omitempty"`
 	// Findings say what fails and why, with what to do about it.
 	Findings []Finding `json:"findings,omitempty"`
 	// Untold says what was not dialed, or could not be told, and why.
@@ -67,7 +70,7 @@ const (
 type Packets struct {
 	Bytes int `json:"bytes"`
 	// State is arrive, smaller (a hop names Hop as the most it takes, and TCP heeds that), lost,
-	// or unknown.
+	// lost back (they arrive, and answers of their size do not come back), or unknown.
 	State string `json:"state"`
 	Hop   int    `json:"hop,omitempty"`
 }
@@ -77,6 +80,7 @@ const (
 	PacketsArrive  = "arrive"
 	PacketsSmaller = "smaller"
 	PacketsLost    = "lost"
+	PacketsNotBack = "lost back"
 	PacketsUnknown = "unknown"
 )
 
@@ -88,6 +92,14 @@ func (p *Packets) text() string {
 		return fmt.Sprintf("%d bytes at most", p.Hop)
 	}
 	return fmt.Sprintf("%d bytes %s", p.Bytes, p.State)
+}
+
+// lostOn is on which way p gets lost, to or back from an endpoint, "" for none.
+func (p *Packets) lostOn() string {
+	if p == nil {
+		return ""
+	}
+	return map[string]string{PacketsLost: "to", PacketsNotBack: "back from"}[p.State]
 }
 
 // Dialed are the endpoints that get connections, and how many more than most there are.
@@ -104,20 +116,22 @@ func (ex *Explanation) Dialed(most int) (all []Endpoint, more []string) {
 	return all, more
 }
 
+// Masqueraded reports whether e gets connections from an address of the node, not of the client.
+func (e *Endpoint) Masqueraded() bool { return e.Client == clientMasqueraded }
+
 // Judges reports whether source ranges decide about the client, so that the destination cannot
 // be dialed in its place.
 func (ex *Explanation) Judges() bool {
 	return slices.ContainsFunc(ex.Steps, func(s Step) bool { return s.Rule == "source ranges" })
 }
 
-// SetProbe records p, and finds what is wrong in it. Where the client was dialed from, that
-// counts, and what is dialed from here shows where it fails. The destination fails where its
-// endpoints do, so it is a finding only if they work.
+// SetProbe records p, and finds what is wrong in it. What was dialed from the client counts, and
+// the same from here shows where it fails. The destination fails where its endpoints do, so it is
+// a finding only if they work.
 func (ex *Explanation) SetProbe(p *Probe) {
 	ex.Probe = p
-	from := Here
-	if slices.ContainsFunc(p.Dials, func(d Dial) bool { return d.From == FromClient }) {
-		from = FromClient
+	counts := func(d *Dial) bool {
+		return d.From == FromClient || !slices.ContainsFunc(p.Dials, func(x Dial) bool { return x.From == FromClient && x.To == d.To })
 	}
 	about := map[Finding][]string{}
 	add := func(f Finding, d *Dial) {
@@ -128,12 +142,12 @@ func (ex *Explanation) SetProbe(p *Probe) {
 	}
 	for i := range p.Dials {
 		d := &p.Dials[i]
-		if d.From == from && d.Endpoint && !d.works() {
+		if counts(d) && d.Endpoint && !d.works() {
 			add(p.endpoint(d, ex.Protocol), d)
 		}
-		if d.Packets != nil && d.Packets.State == PacketsLost {
+		if way := d.Packets.lostOn(); way != "" {
 			add(Finding{
-				fmt.Sprintf("packets of %d bytes get lost on the way to %%s, small ones arrive: a hop takes only smaller ones, and nobody hears its ICMP message", d.Packets.Bytes),
+				fmt.Sprintf("packets of %d bytes get lost on the way %s %%s, small ones arrive: a hop takes only smaller ones, and nobody hears its ICMP message", d.Packets.Bytes, way),
 				"give pods the smallest MTU of the way, or let ICMP messages that fragmentation is needed pass",
 			}, d)
 		}
@@ -146,8 +160,12 @@ func (ex *Explanation) SetProbe(p *Probe) {
 		p.Findings[i].Text = strings.Replace(f.Text, "%s", who, 1)
 	}
 	for i := range p.Dials {
-		if d := &p.Dials[i]; d.From == from && !d.Endpoint && !ex.expected(d) && len(p.Findings) == 0 {
-			p.Findings = append(p.Findings, ex.destinationFails(d))
+		if d := &p.Dials[i]; counts(d) && !d.Endpoint && !ex.expected(d) && len(p.Findings) == 0 {
+			f := ex.destinationFails(d)
+			if d.From == FromClient {
+				f.Advice += p.atClient()
+			}
+			p.Findings = append(p.Findings, f)
 		}
 	}
 }
@@ -176,7 +194,7 @@ func (p *Probe) endpoint(d *Dial, protocol string) Finding {
 	const who = "%s"
 	if d.From == FromClient && fromHere >= 0 {
 		return Finding{fmt.Sprintf("%s answers the node, and not the client: %s", who, d.why()),
-			"look for a NetworkPolicy that keeps the client away, and for the way from its pod"}
+			"look for a NetworkPolicy that keeps the client away" + p.atClient()}
 	}
 	port := d.To[strings.LastIndexByte(d.To, ':')+1:]
 	switch d.Result {
@@ -192,12 +210,22 @@ func (p *Probe) endpoint(d *Dial, protocol string) Finding {
 	return Finding{fmt.Sprintf("%s cannot be dialed: %s", who, d.why()), "see the error of the system"}
 }
 
+// atClient says where else to look, if only the client fails: at what may drop packets of its
+// interface, which explain names, and in its own network.
+func (p *Probe) atClient() string {
+	text := ", at what above may drop it, and at the routes and rules of the client's own network"
+	if p.Enter != "" {
+		text += fmt.Sprintf(": %[1]s ip route; %[1]s nft list ruleset", p.Enter)
+	}
+	return text
+}
+
 // destinationFails says that the destination fails though its endpoints work.
 func (ex *Explanation) destinationFails(d *Dial) Finding {
 	text := fmt.Sprintf("%s does not answer as it should: %s", d.To, d.why())
 	switch {
 	case ex.Action == "forward":
-		return Finding{fmt.Sprintf("the Service fails at %s, though its endpoints answer: %s", d.To, d.why()), "what is said above about the node, its rules and connection tracking decides"}
+		return Finding{fmt.Sprintf("the Service fails at %s, though its endpoints answer: %s", d.To, d.why()), "look at what is said above about the node, its rules and connection tracking"}
 	case ex.Action == "pass":
 		return Finding{text, "no Service has this destination: look at its own host"}
 	}
@@ -238,7 +266,11 @@ func (p *Probe) print(w *page, protocol string) {
 			to = "endpoint " + to
 		}
 		var row []document.Cell
-		for _, text := range []string{d.From, to, string(d.Result), d.time(), orDash(d.Packets.text())} {
+		result := string(d.Result)
+		if d.Result == Failed {
+			result += ": " + d.why()
+		}
+		for _, text := range []string{d.From, to, result, d.time(), orDash(d.Packets.text())} {
 			row = append(row, document.Plain(printable.Text(text)))
 		}
 		t.Rows = append(t.Rows, row)

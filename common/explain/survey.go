@@ -380,7 +380,7 @@ func (v *surveyor) attempts(p *service.Port, f Follower) []attempt {
 		for _, kind := range c.kinds {
 			if to, has := v.dialled(p, kind); has {
 				all = append(all, attempt{c, p, route.Conn{
-					Protocol: p.Name.Protocol, From: c.addr[p.Family], To: to, Interface: c.iface, ToNode: f.Local(to.Addr()),
+					Protocol: p.Name.Protocol, From: c.addr[p.Family], To: to, Interface: c.iface, ToNode: kind == service.NodePort || f.Local(to.Addr()),
 				}})
 			}
 		}

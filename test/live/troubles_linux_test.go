@@ -113,6 +113,14 @@ var troubles = []trouble{
 		mend: "nft delete table netdev early", tells: "probe", says: []string{"netdev early"}},
 	{name: "another program translates it first", plant: "nft 'table inet other { chain nat { type nat hook prerouting priority -110; ip daddr 10.96.0.10 tcp dport 80 dnat ip to 192.0.2.77:1; }; }'",
 		mend: "nft delete table inet other", tells: "doctor explain", says: []string{"chain nat of table inet other"}},
+	{name: "an IPsec policy blocks it", plant: "for d in fwd out; do ip xfrm policy add dir $d src 0.0.0.0/0 dst 10.244.2.11/32 action block; done", mend: "ip xfrm policy flush",
+		tells: "doctor explain", says: []string{"IPsec policy from 0.0.0.0/0 to 10.244.2.11/32"}},
+	{name: "a queueing discipline drops it", plant: "tc qdisc add dev eth0 root tbf rate 8bit burst 20 limit 20", mend: "tc qdisc del dev eth0 root",
+		tells: "probe", says: []string{"queueing discipline tbf of interface eth0"}},
+	{name: "the routes have a black hole for the client", plant: "ip route replace blackhole 10.244.1.13/32", mend: "ip route replace 10.244.1.13/32 dev veth-shopper",
+		tells: "explain", says: []string{"answers of 10.244.2.11 to 10.244.1.13", "blackhole"}, modes: forwarded},
+	{name: "the node has lost its address", from: "customer", to: "192.0.2.10:30010", plant: "ip addr del 192.0.2.10/24 dev eth0; ip addr add 192.0.2.12/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1",
+		mend: "ip addr del 192.0.2.12/24 dev eth0; ip addr add 192.0.2.10/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1", tells: "doctor explain", says: []string{"no interface of this node has the address 192.0.2.10"}},
 	{name: "no address answers the NodePort", from: "customer", to: "192.0.2.10:30010", begin: func(t *testing.T, c *troubled) func() {
 		return c.restarted(t, "--nodeport-addresses=10.9.0.0/16")
 	}, tells: "doctor", says: []string{"10.9.0.0/16"}},

@@ -64,11 +64,19 @@ type Neighbour struct {
 	Age            time.Duration // since it is so
 }
 
+// Security is an IPsec policy that does not let packets pass as they are. Text is empty for none.
+type Security struct {
+	Text   string
+	Blocks bool
+}
+
 // Device is what matters of an interface.
 type Device struct {
 	Bridge, NoCarrier bool
 	Master            string
 	Networks          []netip.Prefix // of the addresses of a bridge
+	// Doubts are what may drop packets there, and is not followed.
+	Doubts []explain.Doubt
 }
 
 // Roads is what a Node may implement: it answers as the kernel does for a packet.
@@ -85,6 +93,8 @@ type Roads interface {
 	Setting(name string) string
 	Device(name string) Device
 	Neighbour(Link, netip.Addr) Neighbour
+	// Secures returns the IPsec policy for a packet to, or from, a port of an endpoint.
+	Secures(*Leg, service.Protocol, uint16) Security
 	// Listens reports whether a program listens, and whether that is known.
 	Listens(service.Protocol, netip.AddrPort) (listens, known bool)
 }
@@ -229,7 +239,7 @@ func (w *ways) take(l Leg, of netip.AddrPort) (Road, bool) {
 	if r.Type == Local {
 		return r, l.Reply || w.listener(of)
 	}
-	return r, w.forwards6(&l) && w.strays(&l, &r, of) && w.next(&l, &r)
+	return r, w.forwards6(&l) && w.strays(&l, &r, of) && w.allowed(&l, of) && w.next(&l, &r)
 }
 
 // pass remembers an interface.
@@ -318,7 +328,8 @@ func (w *ways) refused(l *Leg, refusal Refusal) {
 		why = "the kernel names none"
 	}
 	f := w.add(explain.Obstacle{What: "the node has no route for " + l.subject() + ": " + why, Look: look}, l.about())
-	f.doubt = refusal == Failed
+	byMark := func(p Policy) bool { return l.marked && p.Mask != 0 }
+	f.doubt = refusal == Failed || slices.ContainsFunc(w.Policies(service.FamilyOf(l.To)), byMark)
 }
 
 // command shows what the kernel decides for l.
@@ -491,6 +502,19 @@ func (w *ways) strays(l *Leg, r *Road, of netip.AddrPort) bool {
 	return f.doubt
 }
 
+// allowed says where an IPsec policy blocks l, or wants it encrypted.
+func (w *ways) allowed(l *Leg, of netip.AddrPort) bool {
+	p := w.Secures(l, w.proto, of.Port())
+	switch {
+	case p.Text == "":
+	case p.Blocks:
+		w.add(explain.Obstacle{What: "the IPsec policy " + p.Text + " blocks " + l.subject(), Look: "ip xfrm policy"}, l.about())
+	default:
+		w.add(explain.Obstacle{What: "the IPsec policy " + p.Text + " takes " + l.subject() + ", which needs a security association", Look: "ip xfrm policy; ip xfrm state"}, l.about()).doubt = true
+	}
+	return !p.Blocks
+}
+
 // neighbourAge is how long the kernel says that nobody is there, before a packet makes it ask.
 const neighbourAge = time.Minute
 
@@ -571,8 +595,11 @@ type Unfollowed struct {
 	Devices       []string // of family netdev
 }
 
-// unfollowed records the tables that are on the way.
+// unfollowed records the tables that are on the way, and what interfaces have.
 func (w *ways) unfollowed(all []Unfollowed) (doubts []explain.Doubt) {
+	for _, link := range w.links {
+		doubts = append(doubts, w.Device(link).Doubts...)
+	}
 	for _, u := range all {
 		if slices.ContainsFunc(w.links, func(link string) bool { return w.concerns(&u, link) }) {
 			name := u.Family + " " + u.Table

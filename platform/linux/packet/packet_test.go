@@ -306,6 +306,7 @@ type roadLab struct {
 	refuses    uint8
 	byDefault  bool
 	idle       bool // nobody listens
+	security   Security
 }
 
 func (r *roadLab) Road(l Leg) (Road, Refusal) {
@@ -326,6 +327,7 @@ func (r *roadLab) Setting(name string) string                            { retur
 func (r *roadLab) Device(name string) Device                             { return r.devices[name] }
 func (r *roadLab) Neighbour(_ Link, a netip.Addr) Neighbour              { return r.neighbours[a.String()] }
 func (r *roadLab) Listens(service.Protocol, netip.AddrPort) (bool, bool) { return !r.idle, true }
+func (r *roadLab) Secures(*Leg, service.Protocol, uint16) Security       { return r.security }
 func (r *roadLab) Refuses(_ uint32, to netip.Addr) (uint8, netip.Prefix) {
 	return r.refuses, netip.PrefixFrom(to, 24).Masked()
 }
@@ -359,6 +361,9 @@ func TestWays(t *testing.T) {
 		"no carrier":              {lab: roadLab{devices: map[string]Device{"eth0": {NoCarrier: true}}}, want: "interface eth0 has no carrier, its other end is down or unplugged: nothing carries packets of 10.244.1.7 to 10.244.2.11 []"},
 		"dead":                    {lab: roadLab{neighbours: map[string]Neighbour{target: {Failed: true}}}, want: "nobody answers ARP for 10.244.2.11 on interface eth0, the receiver of packets of 10.244.1.7 to 10.244.2.11: it is down, or elsewhere []"},
 		"dead long ago":           {lab: roadLab{neighbours: map[string]Neighbour{target: {Failed: true, Age: time.Hour}}}, want: "?nobody answers ARP for 10.244.2.11 on interface eth0, the receiver of packets of 10.244.1.7 to 10.244.2.11: it is down, or elsewhere"},
+		"IPsec that blocks":       {lab: roadLab{security: Security{"from A to B", true}}, want: "the IPsec policy from A to B blocks packets of 10.244.1.7 to 10.244.2.11 []"},
+		"IPsec that encrypts":     {lab: roadLab{security: Security{"from A to B", false}}, want: "?the IPsec policy from A to B takes packets of 10.244.1.7 to 10.244.2.11, which needs a security association; ?the IPsec policy from A to B takes answers of 10.244.2.11 to 10.244.1.7, which needs a security association"},
+		"a program of a device":   {lab: roadLab{devices: map[string]Device{"eth0": {Doubts: []explain.Doubt{{Rule: "a program"}}}, "eth9": {Doubts: []explain.Doubt{{Rule: "another"}}}}}, want: "?a program"},
 		"nobody listens":          {lab: roadLab{idle: true, roads: map[string]Road{target: {Type: Local}}}, want: "no program listens at 10.244.2.11:8080/tcp, which is an address of this node: it refuses connections []"},
 		"one bridge":              {lab: roadLab{devices: map[string]Device{"veth": {Master: "eth0"}, "eth0": {Bridge: true, Networks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}, settings: map[string]string{"bridge/bridge-nf-call-iptables": "0"}}, want: "the client and 10.244.2.11 are on bridge eth0, and net.bridge.bridge-nf-call-iptables is 0: between its ports, answers go past the rules and are not translated back, so the client takes none [sysctl -w net.bridge.bridge-nf-call-iptables=1]"},
 		"one bridge, masqueraded": {masquerade: true, lab: roadLab{devices: map[string]Device{"veth": {Master: "eth0"}, "eth0": {Bridge: true}}, settings: map[string]string{"bridge/bridge-nf-call-iptables": "0"}}},

@@ -351,6 +351,9 @@ func (s *stage) visit(at *station) bool {
 	case explain.Drops, explain.Refuses, explain.Translates, explain.Unmarks:
 		return false
 	case explain.Masquerades:
+		if by := found.To.Addr(); s.ways != nil && by.IsValid() && !s.node.Local(by) {
+			s.ways.add(explain.Obstacle{What: found.By.String() + " replaces the source of packets to %s by " + by.String() + ", which no interface here has, so answers may go elsewhere", Look: at.look(found.By)}, s.packet.To.Addr()).doubt = true
+		}
 		s.packet.From, s.settled = netip.Addr{}, true
 	}
 	return true
@@ -431,6 +434,7 @@ func (f *follower) leave(p *Packet, from Hook, masquerade bool) bool {
 	l.Mark, l.marked = f.markOf(p, masquerade)
 	if from == Prerouting {
 		if p.In.Index == 0 {
+			f.road, _ = f.ways.Road(Leg{To: l.To}) // from where the answer comes
 			return !f.ways.disabled6(&l, "all") && f.unknownEntry()
 		}
 		l.In = p.In
@@ -449,7 +453,7 @@ func (f *follower) leave(p *Packet, from Hook, masquerade bool) bool {
 // unknownEntry says that the way of the client is not known. It returns true.
 func (f *follower) unknownEntry() bool {
 	o := explain.Obstacle{
-		What: "the node has no route to %s, so it cannot be told by which interface the client comes: its way and that of its answers were not looked at",
+		What: "the node has no route to %s, so it cannot be told by which interface the client comes: its way was not looked at",
 		Look: "kube-proxy explain SOURCE DESTINATION --interface NAME",
 	}
 	f.ways.add(o, f.conn.From).doubt = true

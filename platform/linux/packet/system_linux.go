@@ -4,6 +4,7 @@
 package packet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +12,16 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+	ebpflink "github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/proc"
 )
@@ -124,6 +129,7 @@ type roads struct {
 	policies  map[service.Family][]Policy
 	devices   map[string]Device
 	links     map[int]Link
+	secured   map[service.Family][]netlink.XfrmPolicy
 	listeners []proc.Listener
 	unlisted  error
 	waited    bool // for neighbours
@@ -307,6 +313,7 @@ func (s *System) Device(name string) Device {
 		if d.Bridge {
 			d.Networks = s.networks(l)
 		}
+		d.Doubts = s.attached(l)
 	}
 	if s.devices == nil {
 		s.devices = map[string]Device{}
@@ -377,4 +384,75 @@ func (s *System) Listens(p service.Protocol, at netip.AddrPort) (listens, known 
 		}
 	}
 	return false, s.unlisted == nil
+}
+
+// shapers are the queueing disciplines that drop packets beyond a limit, or for a test.
+var shapers = map[string]bool{"tbf": true, "netem": true, "blackhole": true}
+
+// attached returns what an interface has that may drop packets: XDP programs, filters and
+// programs of tc, and shapers.
+func (s *System) attached(l netlink.Link) (all []explain.Doubt) {
+	name := l.Attrs().Name
+	add := func(what, look string) {
+		all = append(all, explain.Doubt{Rule: what + " of interface " + name, Does: explain.Drops, Why: "it is not followed", Look: look + name})
+	}
+	if x := l.Attrs().Xdp; x != nil && x.Attached {
+		add("the XDP program", "ip -d link show ")
+	}
+	for _, side := range []struct {
+		name   string
+		parent uint32
+		attach ebpf.AttachType
+	}{{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}, {"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}} {
+		if filters, err := s.kernel().FilterList(l, side.parent); err == nil && len(filters) > 0 {
+			add("a tc filter at "+side.name, "tc -s filter show "+side.name+" dev ")
+		}
+		if programs, err := ebpflink.QueryPrograms(ebpflink.QueryOptions{Target: l.Attrs().Index, Attach: side.attach}); err == nil && len(programs.Programs) > 0 {
+			add("a BPF program at "+side.name, "bpftool net show dev ")
+		}
+	}
+	disciplines, _ := s.kernel().QdiscList(l) // none: nothing is known
+	for _, q := range disciplines {
+		if shapers[q.Type()] {
+			add("queueing discipline "+q.Type(), "tc -s qdisc show dev ")
+		}
+	}
+	return all
+}
+
+// Secures implements Roads. Of several policies the one with the least priority counts.
+func (s *System) Secures(l *Leg, proto service.Protocol, port uint16) Security {
+	f := service.FamilyOf(l.To)
+	all, known := s.secured[f]
+	if !known {
+		all, _ = netlink.XfrmPolicyList(familyOf(f)) // none: the kernel lacks them
+		slices.SortStableFunc(all, func(a, b netlink.XfrmPolicy) int { return cmp.Compare(a.Priority, b.Priority) })
+		if s.secured == nil {
+			s.secured = map[service.Family][]netlink.XfrmPolicy{}
+		}
+		s.secured[f] = all
+	}
+	for _, dir := range []netlink.Dir{netlink.XFRM_DIR_FWD, netlink.XFRM_DIR_OUT} {
+		i := slices.IndexFunc(all, func(p netlink.XfrmPolicy) bool { return p.Dir == dir && secures(&p, l, proto, port) })
+		if i < 0 || dir == netlink.XFRM_DIR_FWD && l.In == (Link{}) {
+			continue
+		}
+		p := &all[i]
+		if blocks := p.Action == netlink.XFRM_POLICY_BLOCK; blocks || len(p.Tmpls) > 0 {
+			return Security{fmt.Sprintf("from %s to %s %s", prefixOf(p.Src), prefixOf(p.Dst), p.Dir), blocks}
+		}
+	}
+	return Security{}
+}
+
+// secures reports whether p selects l (kernel: include/net/xfrm.h, xfrm_selector_match). A policy
+// with a mark, an interface or the port of the client does not count.
+func secures(p *netlink.XfrmPolicy, l *Leg, proto service.Protocol, port uint16) bool {
+	has := func(n *net.IPNet, a netip.Addr) bool { return n == nil || !a.IsValid() || prefixOf(n).Contains(a) }
+	endpoint, client := p.DstPort, p.SrcPort
+	if l.Reply {
+		endpoint, client = client, endpoint
+	}
+	return has(p.Src, l.From) && has(p.Dst, l.To) && (p.Proto == 0 || p.Proto == netlink.Proto(protocolNumbers[proto])) &&
+		(endpoint == 0 || endpoint == int(port)) && client == 0 && p.Ifindex == 0 && p.Ifid == 0 && p.Mark == nil
 }

@@ -47,12 +47,12 @@ func (o *Others) Add(_ context.Context, w *explain.Walk, _ route.Conn, _ func(ne
 func oneSYN(string, string, syscall.RawConn) error { return nil }
 
 // namespaceOf knows this node only.
-func namespaceOf(a netip.Addr) (within func(func()) error, end func(), err error) {
+func namespaceOf(a netip.Addr) (within func(func()) error, enter string, end func(), err error) {
 	has, err := hasAddr(a)
 	if err == nil && !has {
 		err = errors.New("on this system only the node itself can be dialed from")
 	}
-	return nil, func() {}, err
+	return nil, "", func() {}, err
 }
 
 func dialSCTP(context.Context, string) error { return errors.ErrUnsupported }

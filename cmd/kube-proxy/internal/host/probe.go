@@ -52,15 +52,16 @@ func (p place) run(fn func()) error {
 }
 
 // Probe dials the endpoints of x that get connections, from here and from a client that is a pod of
-// this node, then the destination, and adds to x what it finds.
+// this node, unless they get them from the node, then the destination, and adds to x what it finds.
 func Probe(ctx context.Context, x *explain.Explanation) error {
 	client, err := netip.ParseAddr(x.Source)
 	if err != nil { // the Service is not served at all
 		return nil
 	}
 	p, places := &explain.Probe{}, []place{{name: explain.Here}}
-	within, closePlace, err := namespaceOf(client)
+	within, enter, closePlace, err := namespaceOf(client)
 	defer closePlace()
+	p.Enter = enter
 	switch {
 	case err != nil:
 		p.Untold = append(p.Untold, fmt.Sprintf("not dialed from the client %s: %v", client, err))
@@ -76,8 +77,11 @@ func Probe(ctx context.Context, x *explain.Explanation) error {
 	dials := make([]dial, 0, len(places)*len(endpoints)+1)
 	for _, at := range places {
 		for i := range endpoints {
-			e := &endpoints[i]
-			dials = append(dials, dial{at, e.Address, x.Protocol, true, !e.Local && at.name == last.name})
+			e, alone := &endpoints[i], len(places) == 1 || endpoints[i].Masqueraded()
+			if alone && at.name != explain.Here {
+				continue
+			}
+			dials = append(dials, dial{at, e.Address, x.Protocol, true, !e.Local && (alone || at.name != explain.Here)})
 		}
 	}
 	p.Dials = dialAll(ctx, dials)

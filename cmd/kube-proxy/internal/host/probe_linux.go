@@ -5,8 +5,10 @@ package host
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -30,17 +32,18 @@ func oneSYN(network, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, 1) })
 }
 
-// namespaceOf returns what runs a function where address a is, nil if that is here.
-func namespaceOf(a netip.Addr) (within func(func()) error, end func(), err error) {
+// namespaceOf returns what runs a function where address a is, nil if that is here, and how a
+// command begins that runs there.
+func namespaceOf(a netip.Addr) (within func(func()) error, enter string, end func(), err error) {
 	end = func() {}
 	if has, err := hasAddr(a); err != nil || has {
-		return nil, end, err
+		return nil, "", end, err
 	}
 	f, err := findNamespace(a)
 	if err != nil {
-		return nil, end, err
+		return nil, "", end, err
 	}
-	return func(fn func()) error { return inNamespace(f, fn) }, func() { _ = f.Close() }, nil
+	return func(fn func()) error { return inNamespace(f, fn) }, "nsenter --net=" + f.Name(), func() { _ = f.Close() }, nil
 }
 
 // inNamespace runs fn on a thread that enters the namespace f, and then ends.
@@ -166,8 +169,8 @@ const closedPort = 33434
 const packetTimeout = 300 * time.Millisecond
 
 // probePackets finds out whether packets as large as conn's arrive: datagrams that must not be
-// fragmented, to a closed port, which answers by ICMP, as small ones before and after show. What
-// comes back over conn is not tested.
+// fragmented, to a closed port, which answers by ICMP, as small ones before and after show. Pings
+// show whether such packets come back, unless a hop cuts them.
 func probePackets(ctx context.Context, conn net.Conn) *explain.Packets {
 	to := netip.AddrPortFrom(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), closedPort)
 	size, err := segment(conn.(*net.TCPConn))
@@ -184,7 +187,9 @@ func probePackets(ctx context.Context, conn net.Conn) *explain.Packets {
 		hop, err := sendWhole(ctx, to, payload)
 		switch {
 		case errors.Is(err, unix.ECONNREFUSED) && payload > small:
-			p.State = explain.PacketsArrive
+			if p.State = explain.PacketsArrive; !echoes(ctx, to.Addr(), size-headers) {
+				p.State = explain.PacketsNotBack
+			}
 			return p
 		case errors.Is(err, unix.EMSGSIZE):
 			p.State, p.Hop = explain.PacketsSmaller, hop
@@ -195,6 +200,53 @@ func probePackets(ctx context.Context, conn net.Conn) *explain.Packets {
 	}
 	p.State = explain.PacketsLost
 	return p
+}
+
+// echoes reports whether pings come back, or nobody answers any. That needs CAP_NET_RAW.
+func echoes(ctx context.Context, to netip.Addr, payload int) bool {
+	const small = 8
+	for _, n := range []int{small, payload, payload, small} {
+		answered := ping(ctx, to, n)
+		if answered && n != small || !answered && n == small {
+			return true
+		}
+	}
+	return false
+}
+
+// ping sends an echo request (RFC 792, RFC 4443 section 4.1), and reports whether it is answered.
+func ping(ctx context.Context, to netip.Addr, payload int) bool {
+	network, request, answer := "ip4:icmp", byte(8), byte(0)
+	if to.Is6() {
+		network, request, answer = "ip6:ipv6-icmp", 128, 129
+	}
+	ctx, cancel := context.WithTimeout(ctx, packetTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, to.String())
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	packet := make([]byte, 8+payload)
+	packet[0] = request
+	id := uint16(rand.Uint32())
+	binary.BigEndian.PutUint16(packet[4:], id)
+	binary.BigEndian.PutUint16(packet[2:], ^(uint16(request)<<8 + id)) // all else is 0; the kernel makes that of IPv6
+	end, _ := ctx.Deadline()
+	_ = conn.SetDeadline(end)
+	if _, err = conn.Write(packet); err != nil {
+		return false
+	}
+	const header = 60 // of IPv4 at most, which this removes
+	for b := make([]byte, header+len(packet)); ; {
+		n, _, err := conn.(*net.IPConn).ReadFromIP(b)
+		if err != nil {
+			return false
+		}
+		if n == len(packet) && b[0] == answer && binary.BigEndian.Uint16(b[4:]) == id {
+			return true
+		}
+	}
 }
 
 // segment returns the size of the largest packets of a connection, with their headers.
