@@ -49,9 +49,8 @@ func TestEnded(t *testing.T) {
 		kit.Same(t, "notes (-want +got)", []string{
 			"since 2000-01-01T00:00:00Z the proxy ended connections to 10.244.1.1:80, 7 up to 00:10:00: dead",
 		}, e.Notes("shop/web"))
-		if notes := e.Notes("shop/api"); len(notes) > 0 {
-			t.Errorf("notes of another: %q", notes)
-		}
+		notes := e.Notes("shop/api")
+		kit.Check(t, len(notes) == 0, "notes of another: %q", notes)
 		time.Sleep(endedFor)
 		check("all are old")
 	})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // over returns an endpoint of another protocol at the address of endpoint(i).
@@ -83,9 +84,8 @@ func TestDatagrams(t *testing.T) {
 				for i := range 5 * 60 {
 					tc.happens(w)
 					w.rest(200 * time.Millisecond)
-					if _, out := w.outs[over(service.UDP, 0)]; out && !tc.silent {
-						t.Fatalf("silent after %d requests", i+1)
-					}
+					_, out := w.outs[over(service.UDP, 0)]
+					kit.Need(t, !out || tc.silent, "silent after %d requests", i+1)
 				}
 				if tc.silent {
 					w.waitFor(t, 0, dead...)
@@ -93,9 +93,7 @@ func TestDatagrams(t *testing.T) {
 					w.set(w.dead, false, dead...)
 					t.Logf("back after %v", w.waitFor(t, 10*time.Second))
 				}
-				if len(w.dials) > tc.dials {
-					t.Errorf("%d dials, want at most %d", len(w.dials), tc.dials)
-				}
+				kit.Check(t, len(w.dials) <= tc.dials, "%d dials, want at most %d", len(w.dials), tc.dials)
 				w.checkDials(t)
 			})
 		})
@@ -154,8 +152,7 @@ func TestDatagramsWithoutSYNs(t *testing.T) {
 			w.rest(700 * time.Millisecond) // for two looks at connection tracking
 			w.asks(1, true, 0, 1, 2, 3)
 		}
-		if n := len(w.outs[over(service.UDP, 0)]); n > 0 {
-			t.Errorf("silent %d times", n)
-		}
+		n := len(w.outs[over(service.UDP, 0)])
+		kit.Check(t, n <= 0, "silent %d times", n)
 	})
 }

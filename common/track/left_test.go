@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // leftSlice returns the slice of Service 1 or 2, with endpoints of which the last one terminates.
@@ -53,9 +54,8 @@ func TestLeft(t *testing.T) {
 	}
 	w.Synced()
 	w.Batch(func() {
-		if _, _, settled := w.Left(asked); settled {
-			t.Error("settled in a batch")
-		}
+		_, _, settled := w.Left(asked)
+		kit.Check(t, !settled, "settled in a batch")
 	})
 	seen := w.Departures(service.IPv4)
 	for _, step := range []struct {
@@ -89,14 +89,11 @@ func TestLeft(t *testing.T) {
 	} {
 		step.do()
 		now := w.Departures(service.IPv4)
-		if (now != seen) != step.counts {
-			t.Errorf("%s: departures %d, and before %d", step.name, now, seen)
-		}
+		kit.Check(t, (now != seen) == step.counts, "%s: departures %d, and before %d", step.name, now, seen)
 		seen = now
 		got, _, settled := w.Left(asked)
-		if step.want != nil && (!settled || !slices.Equal(got, step.want)) {
-			t.Errorf("%s: %v, %t; want %v", step.name, got, settled, step.want)
-		}
+		kit.Check(t, step.want == nil || settled && slices.Equal(got, step.want),
+			"%s: %v, %t; want %v", step.name, got, settled, step.want)
 	}
 }
 

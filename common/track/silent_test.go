@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // silentCluster has Services of ten endpoints on node-0 to node-9, more or less. See
@@ -71,9 +72,7 @@ func TestSetSilentTouches(t *testing.T) {
 		next := w.Latest()
 		for k := range 50 {
 			same := before.Port(service.IPv4, portName(k)) == next.Port(service.IPv4, portName(k))
-			if same == slices.Contains(x.want, k) {
-				t.Errorf("step %d: Service %d is the same: %t", i, k, same)
-			}
+			kit.Check(t, same != slices.Contains(x.want, k), "step %d: Service %d is the same: %t", i, k, same)
 		}
 		before = next
 	}
@@ -92,13 +91,9 @@ func TestSilentAgain(t *testing.T) {
 		for _, e := range w.Latest().Port(service.IPv4, portName(0)).Cluster {
 			got = append(got, e.Addr)
 		}
-		if len(got) != len(want) {
-			t.Fatalf("endpoints %v, want %v", got, want)
-		}
+		kit.Need(t, len(got) == len(want), "endpoints %v, want %v", got, want)
 		for _, j := range want {
-			if !slices.Contains(got, netip.AddrPortFrom(a(j).Addr, 8080)) {
-				t.Errorf("endpoints %v, want %v", got, want)
-			}
+			kit.Check(t, slices.Contains(got, netip.AddrPortFrom(a(j).Addr, 8080)), "endpoints %v, want %v", got, want)
 		}
 	}
 	early, late := time.Unix(1, 0), time.Unix(2, 0)
@@ -133,9 +128,8 @@ func TestSilentUses(t *testing.T) {
 		w.SetSlice(few)
 	}
 	w.Synced()
-	if all := w.SilentUses(); all != nil {
-		t.Errorf("%v without silent endpoints", all)
-	}
+	all := w.SilentUses()
+	kit.Check(t, all == nil, "%v without silent endpoints", all)
 	elsewhere := ofSlice(3, 0)
 	elsewhere.Port++
 	w.SetSilent(map[service.Address]time.Time{ofSlice(3, 0): time.Unix(20, 0), ofSlice(3, 1): time.Unix(10, 0), elsewhere: time.Unix(1, 0)})
@@ -144,9 +138,8 @@ func TestSilentUses(t *testing.T) {
 	}
 	for policy, want := range map[Silent][]SilentUse{SilentOn: uses(false, true), SilentObserve: uses(false, false), SilentOff: nil} {
 		w.Reconfigure(Options{SilentEndpoints: policy})
-		if all := w.SilentUses(); !slices.Equal(all, want) {
-			t.Errorf("%s: %v, want %v", policy, all, want)
-		}
+		all := w.SilentUses()
+		kit.Check(t, slices.Equal(all, want), "%s: %v, want %v", policy, all, want)
 	}
 }
 
@@ -155,9 +148,8 @@ func TestPeers(t *testing.T) {
 	local := 1 // on node-7
 	for range 20 {
 		all, alike := w.Peers(ofSlice(1, local), portName(1))
-		if len(all) != 9 || !alike || slices.Contains(all, ofSlice(1, local)) {
-			t.Fatalf("peers of a local endpoint: %v, %t", all, alike)
-		}
+		kit.Need(t, len(all) == 9 && alike && !slices.Contains(all, ofSlice(1, local)),
+			"peers of a local endpoint: %v, %t", all, alike)
 		all, alike = w.Peers(ofSlice(1, 4), portName(1))
 		if len(all) != 8 || !alike || slices.Contains(all, ofSlice(1, local)) || slices.Contains(all, ofSlice(1, 4)) {
 			t.Fatalf("peers of a remote endpoint: %v, %t", all, alike)
@@ -183,9 +175,8 @@ func TestPeers(t *testing.T) {
 			return w.Peers(ofSlice(0, 0), portName(0))
 		},
 	} {
-		if all, alike := none(); len(all) > 0 || alike {
-			t.Errorf("%s: %v, %t", what, all, alike)
-		}
+		all, alike := none()
+		kit.Check(t, len(all) == 0 && !alike, "%s: %v, %t", what, all, alike)
 	}
 }
 
@@ -200,16 +191,12 @@ func TestSameNode(t *testing.T) {
 			want[ofSlice(i, 2)] = portName(i)
 		}
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if all := w.SameNode(ofSlice(99, 2)); len(all) > 0 {
-		t.Errorf("of an unknown one: %v", all)
-	}
+	kit.Check(t, fmt.Sprint(got) == fmt.Sprint(want), "got %v, want %v", got, want)
+	all := w.SameNode(ofSlice(99, 2))
+	kit.Check(t, len(all) == 0, "of an unknown one: %v", all)
 	large := silentCluster(1000)
-	if n := len(large.SameNode(ofSlice(3, 2))); n < 400 || n > maxSameNode {
-		t.Errorf("%d of 1000 on one node", n)
-	}
+	n := len(large.SameNode(ofSlice(3, 2)))
+	kit.Check(t, n >= 400 && n <= maxSameNode, "%d of 1000 on one node", n)
 }
 
 // Over UDP a silent endpoint is left out, and its flows are cut: it does not drain.
@@ -229,9 +216,8 @@ func TestSilentDatagrams(t *testing.T) {
 	if len(p.Cluster) != 3 || slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return e.Addr.Addr() == silent.Addr }) || len(p.Draining) > 0 {
 		t.Errorf("%v are used, %v drain", p.Cluster, p.Draining)
 	}
-	if all := w.SilentUses(); len(all) != 1 || all[0] != (SilentUse{silent, name, true}) {
-		t.Errorf("%v", all)
-	}
+	all := w.SilentUses()
+	kit.Check(t, len(all) == 1 && all[0] == (SilentUse{silent, name, true}), "%v", all)
 	same := silent
 	same.Protocol = service.TCP // of an address without a node
 	if all := w.SameNode(same); len(all) != 1 || all[silent] != name {

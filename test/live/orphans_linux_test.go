@@ -25,15 +25,10 @@ import (
 )
 
 // TestOrphans checks what becomes of established connections whose endpoint leaves.
-func TestOrphans(t *testing.T) {
-	t.Parallel()
-	orphans(t, defaultMode())
-}
+func TestOrphans(t *testing.T) { withNFTables(t, orphans) }
 
-func TestIPTablesOrphans(t *testing.T) { eachVariant(t, orphans) }
-
-func TestIPVSOrphans(t *testing.T) { withIPVS(t, orphans) }
-
+func TestIPTablesOrphans(t *testing.T)  { eachVariant(t, orphans) }
+func TestIPVSOrphans(t *testing.T)      { withIPVS(t, orphans) }
 func TestUserspaceOrphans(t *testing.T) { withUserspace(t, orphans) }
 
 // dies makes a host drop all that comes to its endpoints.
@@ -83,9 +78,7 @@ const maxEnd = 2 * time.Second
 // checkEnd sends a request in each conversation and requires that it ends within a time.
 func (all conversations) checkEnd(t *testing.T, within time.Duration) {
 	t.Helper()
-	if len(all) == 0 {
-		t.Fatal("no conversation with the endpoint")
-	}
+	kit.Need(t, len(all) != 0, "no conversation with the endpoint")
 	var clients sync.WaitGroup
 	var mu sync.Mutex
 	var longest time.Duration
@@ -93,9 +86,8 @@ func (all conversations) checkEnd(t *testing.T, within time.Duration) {
 		clients.Go(func() {
 			start := time.Now()
 			a, err := x.conn.AskFor(t.Context(), within)
-			if err != nil || a.Outcome != netlab.Broken {
-				t.Errorf("%s: %s, %v; want it to end", x.name, a.Outcome, err)
-			}
+			kit.Check(t, err == nil && a.Outcome == netlab.Broken,
+				"%s: %s, %v; want it to end", x.name, a.Outcome, err)
 			mu.Lock()
 			defer mu.Unlock()
 			longest = max(longest, time.Since(start))
@@ -109,12 +101,7 @@ func (all conversations) checkEnd(t *testing.T, within time.Duration) {
 // and may stay in the slice for good. One that lives has the same conditions, and keeps its
 // connections.
 func TestDeadNode(t *testing.T) {
-	for _, name := range faultModes {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			deadNode(t, modeNamed(name))
-		})
-	}
+	inModes(t, faultModes, deadNode)
 }
 
 func deadNode(t *testing.T, m mode) {
@@ -146,12 +133,7 @@ func deadNode(t *testing.T, m mode) {
 // serve. One of them is the only one of its Service. An endpoint that is only too busy for new
 // connections keeps those it has.
 func TestLateClients(t *testing.T) {
-	for _, name := range faultModes {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			lateClients(t, modeNamed(name))
-		})
-	}
+	inModes(t, faultModes, lateClients)
 }
 
 func lateClients(t *testing.T, m mode) {
@@ -223,15 +205,10 @@ func (c *cluster) awaitLeft(t *testing.T, what string, want bool) {
 }
 
 // TestOrphansThatRead checks clients that send nothing.
-func TestOrphansThatRead(t *testing.T) {
-	t.Parallel()
-	orphansThatRead(t, defaultMode())
-}
+func TestOrphansThatRead(t *testing.T) { withNFTables(t, orphansThatRead) }
 
-func TestIPTablesOrphansThatRead(t *testing.T) { eachVariant(t, orphansThatRead) }
-
-func TestIPVSOrphansThatRead(t *testing.T) { withIPVS(t, orphansThatRead) }
-
+func TestIPTablesOrphansThatRead(t *testing.T)  { eachVariant(t, orphansThatRead) }
+func TestIPVSOrphansThatRead(t *testing.T)      { withIPVS(t, orphansThatRead) }
 func TestUserspaceOrphansThatRead(t *testing.T) { withUserspace(t, orphansThatRead) }
 
 func orphansThatRead(t *testing.T, m mode) {
@@ -255,19 +232,15 @@ func orphansThatRead(t *testing.T, m mode) {
 	c.awaitProgrammed(t, web.on(one))
 	for name, conn := range lost {
 		kit.Must(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
-		if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%s reads %d bytes, %v; want a reset", name, n, err)
-		}
+		n, err := conn.Read(make([]byte, 1))
+		kit.Check(t, errors.Is(err, unix.ECONNRESET), "%s reads %d bytes, %v; want a reset", name, n, err)
 		conn.Close()
 	}
 }
 
 // TestLonelyOrphans checks connections to the only endpoint: nothing tells a dead one from
 // one that a policy keeps from this node, but that its clients wait.
-func TestLonelyOrphans(t *testing.T) {
-	t.Parallel()
-	lonelyOrphans(t, defaultMode())
-}
+func TestLonelyOrphans(t *testing.T) { withNFTables(t, lonelyOrphans) }
 
 func TestUserspaceLonelyOrphans(t *testing.T) {
 	t.Parallel()
@@ -290,15 +263,10 @@ func lonelyOrphans(t *testing.T, m mode) {
 
 // TestCloseConnections checks a Service that asks for the end of connections to endpoints
 // that left, though they answer.
-func TestCloseConnections(t *testing.T) {
-	t.Parallel()
-	closesConnections(t, defaultMode())
-}
+func TestCloseConnections(t *testing.T) { withNFTables(t, closesConnections) }
 
-func TestIPTablesCloseConnections(t *testing.T) { eachVariant(t, closesConnections) }
-
-func TestIPVSCloseConnections(t *testing.T) { withIPVS(t, closesConnections) }
-
+func TestIPTablesCloseConnections(t *testing.T)  { eachVariant(t, closesConnections) }
+func TestIPVSCloseConnections(t *testing.T)      { withIPVS(t, closesConnections) }
 func TestUserspaceCloseConnections(t *testing.T) { withUserspace(t, closesConnections) }
 
 func closesConnections(t *testing.T, m mode) {
@@ -341,9 +309,8 @@ func TestOrphansLeaveNoTable(t *testing.T) {
 	dies(t, three)
 	c.awaitProgrammed(t, web.on(two))
 	c.awaitLeft(t, "there", true)
-	if text := nft(t, c.Node, "list table ip "+nftables.LeftTableOf("")+"\n"); strings.Count(text, "reject with tcp reset") != 3 {
-		t.Errorf("the table is\n%s", text)
-	}
+	text := nft(t, c.Node, "list table ip "+nftables.LeftTableOf("")+"\n")
+	kit.Check(t, strings.Count(text, "reject with tcp reset") == 3, "the table is\n%s", text)
 	c.explain(t, asked{source: "10.244.1.12", destination: "10.96.0.10:80", want: []string{agrees}})
 	for _, f := range service.Families { // as a firewall that flushes all rules
 		nft(t, c.Node, "delete table "+nftables.LeftPlace(f, "").Name()+"\n")
@@ -355,8 +322,7 @@ func TestOrphansLeaveNoTable(t *testing.T) {
 	c.awaitLeft(t, "there again", true)
 	p.Kill()
 	c.awaitLeft(t, "left by a process that was killed", true)
-	if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
-		t.Errorf("cleanup: %v\n%s", err, out)
-	}
+	out, err := program.Run(t, c.Node, c.command("--cleanup"))
+	kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 	c.awaitLeft(t, "gone after a cleanup", false)
 }

@@ -26,15 +26,10 @@ import (
 
 // TestRebalance checks a Service that asks for its connections to be spread after a
 // scale-up, with clients that wait for something to read.
-func TestRebalance(t *testing.T) {
-	t.Parallel()
-	rebalances(t, defaultMode())
-}
+func TestRebalance(t *testing.T) { withNFTables(t, rebalances) }
 
-func TestIPTablesRebalance(t *testing.T) { eachVariant(t, rebalances) }
-
-func TestIPVSRebalance(t *testing.T) { withIPVS(t, rebalances) }
-
+func TestIPTablesRebalance(t *testing.T)  { eachVariant(t, rebalances) }
+func TestIPVSRebalance(t *testing.T)      { withIPVS(t, rebalances) }
 func TestUserspaceRebalance(t *testing.T) { withUserspace(t, rebalances) }
 
 func rebalances(t *testing.T, m mode) {
@@ -78,9 +73,8 @@ func rebalances(t *testing.T, m mode) {
 	p.AwaitLogs(t, `"Rebalancing the connections of a Service"`, "FAMILY", "shop/web:lines")
 	p.AwaitLogs(t, `"Ending connections to an endpoint"`, "it has more than its share", "FAMILY")
 	kit.Until(t, "the count of connections that ended", func() bool { return int(metric(t, p, "kubeproxy_connections_rebalanced_total")) >= ends })
-	if n := metric(t, p, "kubeproxy_orphans_ended_total"); n != 0 {
-		t.Errorf("%v orphans ended", n)
-	}
+	n := metric(t, p, "kubeproxy_orphans_ended_total")
+	kit.Check(t, n == 0, "%v orphans ended", n)
 }
 
 // connected returns how many connections the server on h has.
@@ -214,13 +208,10 @@ func (c *crowd) near(share int) bool {
 // that it takes a client to hear of it.
 func (c *crowd) checkPace(t *testing.T, most int) {
 	t.Helper()
-	if len(c.ends) == 0 {
-		t.Errorf("%s: no connection ended", c.to)
-	}
+	kit.Check(t, len(c.ends) != 0, "%s: no connection ended", c.to)
 	const seconds, late = 3, 500 * time.Millisecond
 	for i := most * seconds; i < len(c.ends); i++ {
-		if took := c.ends[i].Sub(c.ends[i-most*seconds]); took < seconds*time.Second-late {
-			t.Errorf("%s: %d connections ended within %s", c.to, most*seconds+1, took)
-		}
+		took := c.ends[i].Sub(c.ends[i-most*seconds])
+		kit.Check(t, took >= seconds*time.Second-late, "%s: %d connections ended within %s", c.to, most*seconds+1, took)
 	}
 }

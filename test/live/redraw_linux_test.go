@@ -19,12 +19,7 @@ import (
 // taken get the other one, and those that connect to it directly do not. Without a second draw,
 // the endpoint is left out after the first ones.
 func TestAcceleratedSecondDraw(t *testing.T) {
-	for _, name := range faultModes {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			acceleratedSecondDraw(t, modeNamed(name))
-		})
-	}
+	inModes(t, faultModes, acceleratedSecondDraw)
 }
 
 func acceleratedSecondDraw(t *testing.T, m mode) {
@@ -58,9 +53,8 @@ func acceleratedSecondDraw(t *testing.T, m mode) {
 		}()
 		for _, from := range []*netlab.Host{c.Host("shopper"), c.Node} {
 			r := connect(from, f, 6*time.Second)
-			if r.Outcomes[netlab.Answered] != 40 || r.Backends[silent.Name] != nil {
-				t.Errorf("%s from %s with a second draw: %s, want all of them answered", f, from.Name, r)
-			}
+			kit.Check(t, r.Outcomes[netlab.Answered] == 40 && r.Backends[silent.Name] == nil,
+				"%s from %s with a second draw: %s, want all of them answered", f, from.Name, r)
 			t.Logf("%s from %s: %s", f, from.Name, r)
 		}
 		if a := <-direct; a.Outcome != netlab.TimedOut {
@@ -68,7 +62,6 @@ func acceleratedSecondDraw(t *testing.T, m mode) {
 		}
 	}
 	p.Stop(t)
-	if rules := nft(t, c.Node, "list ruleset\n"); strings.Contains(rules, "kube-redraw") {
-		t.Errorf("after the end:\n%s", rules)
-	}
+	rules := nft(t, c.Node, "list ruleset\n")
+	kit.Check(t, !strings.Contains(rules, "kube-redraw"), "after the end:\n%s", rules)
 }

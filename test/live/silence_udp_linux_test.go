@@ -15,12 +15,7 @@ import (
 // TestSilentDatagrams has two of four hosts fall silent behind a Service of UDP, after a flood of
 // datagrams that servers ignore.
 func TestSilentDatagrams(t *testing.T) {
-	for _, name := range faultModes {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			silentDatagrams(t, modeNamed(name))
-		})
-	}
+	inModes(t, faultModes, silentDatagrams)
 }
 
 func TestIPVSSilentDatagrams(t *testing.T) { withIPVS(t, silentDatagrams) }
@@ -46,9 +41,8 @@ func silentDatagrams(t *testing.T, m mode) {
 			c.ignored(t, dns)
 			sent += 2
 		}
-		if x := c.silent(t); len(x) > 0 {
-			t.Fatalf("after %d datagrams that servers ignore: %+v", sent, x)
-		}
+		x := c.silent(t)
+		kit.Need(t, len(x) == 0, "after %d datagrams that servers ignore: %+v", sent, x)
 		c.answer(t, dns)
 	}
 	lines := c.converse(t, "udp", dns, 2)
@@ -72,9 +66,8 @@ func silentDatagrams(t *testing.T, m mode) {
 		t.Logf("meanwhile %d of %d questions had no answer", r.Lost(), r.Connections)
 	}
 	for _, x := range lines {
-		if a, err := x.conn.AskFor(t.Context(), pollTimeout); err != nil || a.Outcome != netlab.Answered {
-			t.Errorf("%s: %s, %v", x.name, a.Outcome, err)
-		}
+		a, err := x.conn.AskFor(t.Context(), pollTimeout)
+		kit.Check(t, err == nil && a.Outcome == netlab.Answered, "%s: %s, %v", x.name, a.Outcome, err)
 	}
 	c.answer(t, dns)
 	nft(t, all[0], "delete table inet cut\n")
@@ -89,9 +82,8 @@ func (c *cluster) answer(t *testing.T, a app) {
 	t.Helper()
 	for i := range 200 {
 		q := netlab.Query{Proto: "udp", To: a.at(service.ClusterIP, service.Families[i%2]), Timeout: time.Second}
-		if x, err := c.Host("shopper").Ask(t.Context(), q); err != nil || x.Outcome != netlab.Answered {
-			t.Errorf("%s, %v", x.Outcome, err)
-		}
+		x, err := c.Host("shopper").Ask(t.Context(), q)
+		kit.Check(t, err == nil && x.Outcome == netlab.Answered, "%s, %v", x.Outcome, err)
 	}
 }
 

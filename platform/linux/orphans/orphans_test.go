@@ -91,9 +91,7 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 		test(t, n)
 		stop()
 		<-done
-		if !n.standby && len(n.table) > 0 {
-			t.Errorf("at the end, the table holds %v", n.table)
-		}
+		kit.Check(t, n.standby || len(n.table) == 0, "at the end, the table holds %v", n.table)
 	})
 }
 
@@ -332,9 +330,8 @@ func TestLook(t *testing.T) {
 			withNode(t, func(t *testing.T, n *node) {
 				tt.change(n)
 				n.after(time.Second)
-				if !slices.Equal(n.table, tt.want) || n.ended > 0 {
-					t.Errorf("ending %q, want %q; %d ended", n.table, tt.want, n.ended)
-				}
+				kit.Check(t, slices.Equal(n.table, tt.want) && n.ended <= 0,
+					"ending %q, want %q; %d ended", n.table, tt.want, n.ended)
 			})
 		})
 	}
@@ -352,14 +349,12 @@ func TestEndpointReturns(t *testing.T) {
 		n.after(10 * time.Second)
 		n.silent["10.244.0.2"] = true
 		n.after(maxPause)
-		if want := []string{webDead, dbDead}; !slices.Equal(n.table, want) {
-			t.Fatalf("ending %q, want %q", n.table, want)
-		}
+		want := []string{webDead, dbDead}
+		kit.Need(t, slices.Equal(n.table, want), "ending %q, want %q", n.table, want)
 		both(members["web"]...)
 		n.after(3 * pace) // a look may come between the two changes
-		if len(n.table) > 0 || n.ended > 0 {
-			t.Errorf("ending %q of an endpoint that is back; %d ended", n.table, n.ended)
-		}
+		kit.Check(t, len(n.table) == 0 && n.ended <= 0,
+			"ending %q of an endpoint that is back; %d ended", n.table, n.ended)
 	})
 }
 
@@ -382,9 +377,7 @@ func TestEnd(t *testing.T) {
 			t.Errorf("ending %q, %d ended; want %q and 1", n.table, n.ended, want)
 		}
 		n.after(patience + maxPause)
-		if len(n.table) > 0 || n.ended != 1 {
-			t.Errorf("after %s, ending %q, %d ended", patience, n.table, n.ended)
-		}
+		kit.Check(t, len(n.table) == 0 && n.ended == 1, "after %s, ending %q, %d ended", patience, n.table, n.ended)
 	})
 }
 
@@ -394,9 +387,7 @@ func TestRest(t *testing.T) {
 		n.failure = errors.New("not now") // a look would want another one
 		n.slice("web", "", append(members["web"], "10.244.0.4")...)
 		n.after(time.Hour)
-		if n.orphans.pause != 0 {
-			t.Error("a new endpoint leads to a look")
-		}
+		kit.Check(t, n.orphans.pause == 0, "a new endpoint leads to a look")
 		n.failure = nil
 		n.slice("web", "", "10.244.0.1")
 		n.slice("db", "", "10.244.0.1")
@@ -407,8 +398,6 @@ func TestRest(t *testing.T) {
 				dials++
 			}
 		}
-		if dials < 60 || dials > 120 {
-			t.Errorf("an endpoint that answers was asked %d times in an hour", dials)
-		}
+		kit.Check(t, dials >= 60 && dials <= 120, "an endpoint that answers was asked %d times in an hour", dials)
 	})
 }
