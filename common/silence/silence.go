@@ -67,7 +67,9 @@ type Options struct {
 }
 
 const (
-	dialTime  = 300 * time.Millisecond // how long an answer may take
+	dialTime  = 300 * time.Millisecond // how long an answer may take, or twice what late ones took
+	longest   = 2 * time.Second        // it is waited for one, which tells that the endpoint lives
+	lateTime  = time.Minute            // a late one is remembered
 	perSecond = 200                    // dials at most
 	most      = 4096                   // suspects, and clients whose answers are kept
 	pace      = 10 * time.Millisecond  // between two looks at the suspects
@@ -104,6 +106,7 @@ type Box struct {
 	// controls have the start of the latest round of dials, and of the latest that was
 	// answered. Both are forgotten soon.
 	controls map[service.Address]control
+	late     map[service.Address]late
 	dials    []time.Time // of the last second; a question to Peers without dials counts as one
 	loss     [8]bin
 	fresh    []service.Address // silent ones whose nodes are not looked at yet
@@ -120,6 +123,12 @@ type clientOf struct {
 
 type control struct{ started, answered time.Time }
 
+// late is what the latest answer after dialTime took.
+type late struct {
+	took time.Duration
+	at   time.Time
+}
+
 // bin counts dials to endpoints that answered one in the same round, for ten seconds.
 type bin struct {
 	at         int64
@@ -130,7 +139,7 @@ type bin struct {
 func New(o Options) *Box {
 	return &Box{
 		options: o, wake: make(chan struct{}, 1), suspects: map[service.Address]*suspect{},
-		answers: map[clientOf]time.Time{}, controls: map[service.Address]control{},
+		answers: map[clientOf]time.Time{}, controls: map[service.Address]control{}, late: map[service.Address]late{},
 	}
 }
 
@@ -189,6 +198,31 @@ func (b *Box) Records() map[service.Address]Record {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.records()
+}
+
+// Late reports whether answers of an endpoint may be late: they were lately, or no other one of
+// its port answers this node in time either, which dials them as clients wait.
+func (b *Box) Late(a service.Address) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := time.Now()
+	if b.patience(a, now) > dialTime {
+		return true
+	}
+	s := b.suspects[a]
+	if s == nil || s.asked == nil || now.Sub(s.asked.started) > hold || now.Sub(s.asked.started) < dialTime/2 {
+		return false
+	}
+	x := s.asked
+	return len(x.controls) > 0 && x.groups[0].answered == 0 && !b.controlAnswered(x)
+}
+
+// patience is how long a dial to an endpoint may take.
+func (b *Box) patience(a service.Address, now time.Time) time.Duration {
+	if l := b.late[a]; now.Sub(l.at) < lateTime {
+		return min(2*l.took, longest)
+	}
+	return dialTime
 }
 
 func (b *Box) records() map[service.Address]Record {
@@ -356,5 +390,6 @@ func (b *Box) countLoss(now time.Time, sent, answered int) {
 // forgetOld bounds what is kept of clients and controls.
 func (b *Box) forgetOld(now time.Time) {
 	maps.DeleteFunc(b.answers, func(_ clientOf, at time.Time) bool { return now.Sub(at) > hold })
-	maps.DeleteFunc(b.controls, func(_ service.Address, c control) bool { return now.Sub(c.started) > 2*dialTime })
+	maps.DeleteFunc(b.controls, func(_ service.Address, c control) bool { return now.Sub(c.started) > hold })
+	maps.DeleteFunc(b.late, func(_ service.Address, l late) bool { return now.Sub(l.at) > lateTime })
 }

@@ -27,6 +27,7 @@ type world struct {
 	rand     *rand.Rand
 	dead     map[service.Address]bool
 	blocked  map[service.Address]bool // the node, not clients
+	takes    map[service.Address]time.Duration
 	peers    map[service.Address][]service.Address
 	node     map[service.Address]string
 	loss     float64
@@ -109,6 +110,7 @@ func (w *world) dial(ctx context.Context, a service.Address) bool {
 		w.dialling--
 		w.mu.Unlock()
 	}()
+	takes := w.takes[a]
 	lost := w.dead[a] || w.blocked[a] || w.rand.Float64() < w.loss
 	w.mu.Unlock()
 	if lost {
@@ -116,8 +118,11 @@ func (w *world) dial(ctx context.Context, a service.Address) bool {
 		time.Sleep(time.Millisecond)
 		return false
 	}
-	time.Sleep(time.Millisecond)
-	return true
+	select {
+	case <-ctx.Done():
+	case <-time.After(max(takes, time.Millisecond)):
+	}
+	return ctx.Err() == nil
 }
 
 func (w *world) took(all map[service.Address]Record) {
@@ -607,4 +612,51 @@ func TestEnd(t *testing.T) {
 		w.stop()
 		w.waitFor(t, 0)
 	})
+}
+
+// Answers are late where the way to an endpoint is long: from one, or from all of them. None is
+// left out for long, and one that is dead is found.
+func TestLate(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		slow int // endpoints
+		took time.Duration
+		most time.Duration // that one is left out
+	}{
+		{"one", 1, 700 * time.Millisecond, 500 * time.Millisecond},
+		{"one, by far", 1, 1500 * time.Millisecond, 1300 * time.Millisecond},
+		{"all", 5, 700 * time.Millisecond, 0},
+		{"all, by far", 5, 1500 * time.Millisecond, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 5)
+				defer w.stop()
+				w.takes = map[service.Address]time.Duration{}
+				for i := range tc.slow {
+					w.takes[endpoint(i)] = tc.took
+				}
+				out := time.Duration(0)
+				for i := range 300 {
+					w.Observe(Evidence{Endpoint: endpoint(0), Port: web, Client: netip.AddrFrom4([4]byte{192, 168, 0, 1}), At: time.Now()})
+					w.rest(100 * time.Millisecond)
+					if len(w.list()) > 0 {
+						out += 100 * time.Millisecond
+					}
+					if known := tc.slow == 5 && i > 1 || time.Duration(i)*100*time.Millisecond > tc.took; known && !w.Late(endpoint(0)) {
+						t.Fatalf("not late after %d requests", i+1)
+					}
+				}
+				if out > tc.most {
+					t.Errorf("left out for %v, want %v at most", out, tc.most)
+				}
+				w.set(w.dead, true, endpoint(4))
+				w.clients(endpoint(4))
+				t.Logf("left out for %v; a dead one is known after %v", out, w.waitFor(t, 10*time.Second, endpoint(4)))
+				if tc.slow == 1 && w.Late(endpoint(4)) {
+					t.Error("the dead one counts as late, although others answer")
+				}
+			})
+		})
+	}
 }

@@ -21,8 +21,9 @@ import (
 type suspect struct {
 	address service.Address
 	port    service.PortName
-	byNode  bool // no client accuses it: others of its node are silent
-	busy    bool // dials are under way
+	byNode  bool   // no client accuses it: others of its node are silent
+	busy    bool   // dials are under way
+	asked   *batch // the latest
 
 	first, last time.Time          // evidence since it last answered, zero without
 	flows       int                // of clients, without an answer
@@ -223,6 +224,7 @@ type batch struct {
 	started  time.Time
 	groups   []*group
 	controls []service.Address
+	patience time.Duration
 	pending  int
 }
 
@@ -264,7 +266,10 @@ func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 		b.addControls(x, peers)
 	}
 	b.spend(now, x.pending)
-	s.busy = true
+	s.busy, s.asked, x.patience = true, x, b.patience(a, now)
+	for _, to := range x.controls {
+		x.patience = max(x.patience, b.patience(to, now))
+	}
 	for _, g := range x.groups {
 		for range g.sent {
 			b.running.Go(func() { b.dial(ctx, x, g) })
@@ -320,9 +325,31 @@ func (b *Box) doubt(a service.Address) int {
 }
 
 func (b *Box) dial(ctx context.Context, x *batch, g *group) {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	ctx, cancel := context.WithTimeout(ctx, longest)
+	defer cancel()
+	began := time.Now()
+	verdict := time.AfterFunc(x.patience, func() { b.dialled(x, g, false) })
 	answered := b.options.Dial(ctx, g.to)
-	cancel()
+	took := time.Since(began)
+	if verdict.Stop() {
+		b.dialled(x, g, answered)
+	}
+	if !answered || took <= dialTime {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if took < time.Second || took > 1200*time.Millisecond { // else the SYN was lost, and TCP sent another one
+		b.late[g.to] = late{took, time.Now()}
+	}
+	if s := b.suspects[g.to]; s != nil {
+		s.answered = time.Now()
+		b.signal()
+	}
+}
+
+// dialled takes the outcome of a dial.
+func (b *Box) dialled(x *batch, g *group, answered bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if answered {
@@ -360,7 +387,7 @@ func (b *Box) judge(x *batch, now time.Time) {
 		s.exonerate(now)
 	case s.answered.After(s.first):
 		s.clear(now)
-	case !slices.ContainsFunc(x.controls, func(p service.Address) bool { return b.answeredSince(p, x.started) }):
+	case !b.controlAnswered(x):
 		s.dials = 0
 		b.clientsDecide(x.of, s, now)
 	default:
@@ -373,9 +400,11 @@ func (b *Box) judge(x *batch, now time.Time) {
 	}
 }
 
-func (b *Box) answeredSince(a service.Address, start time.Time) bool {
-	at := b.controls[a].answered
-	return !at.IsZero() && !at.Before(start.Add(-dialTime/3))
+func (b *Box) controlAnswered(x *batch) bool {
+	return slices.ContainsFunc(x.controls, func(p service.Address) bool {
+		at := b.controls[p].answered
+		return !at.IsZero() && !at.Before(x.started.Add(-dialTime/3))
+	})
 }
 
 // dialsTell reports whether it matters if dials to s are answered. Others than TCP endpoints

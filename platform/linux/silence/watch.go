@@ -52,8 +52,10 @@ const (
 
 	// drawAfter is when a connection without an answer draws again. Its client repeats the
 	// first packet after a second (RFC 6298, 2.1), and timers of Linux are never early. It was
-	// seen for drawSeen at least. At most maxDraws do it in each drawPause.
+	// seen for drawSeen at least. The next repetition comes after two seconds more, so one that
+	// drew before, or whose answer may be late, has time. At most maxDraws do it in each drawPause.
 	drawAfter, drawSeen = 900 * time.Millisecond, 500 * time.Millisecond
+	drawAgain, drawLate = 1900 * time.Millisecond, 2900 * time.Millisecond
 	maxDraws, drawPause = 64, 50 * time.Millisecond
 	// A client draws mostDraws times in drawMemory, as endpoints may be slow.
 	mostDraws, drawMemory = 6, time.Minute
@@ -78,6 +80,8 @@ type Watch struct {
 	// that do, with the endpoint that did not answer.
 	Draws func() bool
 	Drawn func(service.Address)
+	// Late reports whether answers of an endpoint may be late.
+	Late func(service.Address) bool
 
 	cpuTime func() time.Duration // that the calling thread has used
 	driver  conntrack.Driver
@@ -86,18 +90,20 @@ type Watch struct {
 	more    int                         // how many are kept beyond maxFlows
 	draws   []*flow                     // that will draw again, by time
 	drawn   map[client]draws
-	told    map[uint32]int // the look that saw them last, by the numbers that the kernel gives UDP flows
-	looks   int
-	looked  time.Time // when the latest look began
-	urgent  time.Time // until when looks are
-	likely  time.Time // until when they are as far as savings last
-	known   *service.Snapshot
-	useful  bool          // see isUseful, of known
-	asked   time.Time     // when it was
-	used    time.Duration // see cpuTime
-	owed    time.Duration // until looks have taken no more than their share
-	saved   time.Duration // of the processor
-	second  bool          // the next look is the second of a pair
+	// late is when endpoints answered whose entry was about to be deleted, for what its client drew before, too.
+	late   map[service.Address]time.Time
+	told   map[uint32]int // the look that saw them last, by the numbers that the kernel gives UDP flows
+	looks  int
+	looked time.Time // when the latest look began
+	urgent time.Time // until when looks are
+	likely time.Time // until when they are as far as savings last
+	known  *service.Snapshot
+	useful bool          // see isUseful, of known
+	asked  time.Time     // when it was
+	used   time.Duration // see cpuTime
+	owed   time.Duration // until looks have taken no more than their share
+	saved  time.Duration // of the processor
+	second bool          // the next look is the second of a pair
 	// answered are the connections with an answer to the ports of Undecided, unless they are
 	// too many, by the numbers that the kernel gives them.
 	answered map[portOf]map[uint32]bool
@@ -123,13 +129,14 @@ type (
 	draws  struct {
 		times int
 		at    time.Time // the latest
+		from  service.Address
 	}
 )
 
 // run looks until ctx ends. An error means that this kernel cannot dump its table.
 func (w *Watch) run(ctx context.Context) error {
 	w.waiting, w.drawn, w.told = map[service.Address][]*flow{}, map[client]draws{}, map[uint32]int{}
-	w.saved, w.used = burst, w.cpuTime()
+	w.late, w.saved, w.used = map[service.Address]time.Time{}, burst, w.cpuTime()
 	w.looked = time.Now().Add(-idlePause)
 	for {
 		err := w.look(ctx, time.Now())
@@ -241,7 +248,12 @@ func (w *Watch) tell(now time.Time) {
 	due := map[service.Address][]*flow{} // by frontend
 	w.fresh, w.more = 0, 0
 	for e, flows := range w.waiting {
-		flows = slices.DeleteFunc(flows, func(f *flow) bool { return f.look != w.looks })
+		flows = slices.DeleteFunc(flows, func(f *flow) bool {
+			if f.look == w.looks-1 && !f.drawAt.IsZero() { // nobody else removes such entries
+				w.late[e], w.late[w.drawn[f.client()].from] = now, now
+			}
+			return f.look != w.looks
+		})
 		if w.waiting[e] = flows; len(flows) == 0 {
 			delete(w.waiting, e)
 		}
@@ -301,6 +313,10 @@ func (w *Watch) tellTo(p *service.Port, all []*flow, now time.Time) {
 		if p.Name.Protocol != service.UDP && f.drawAt.IsZero() && hasOthers(p, e) && w.Draws() && w.mayDraw(f, now) {
 			w.urgent = now.Add(urgency)
 			f.drawAt = later(f.began.Add(drawAfter), f.since.Add(drawSeen))
+			if d := w.drawn[f.client()]; now.Sub(d.at) < drawMemory {
+				f.drawAt = f.began.Add(drawAgain)
+			}
+			f.drawAt = later(f.drawAt, now.Add(busyPause)) // Late may know by then
 			w.draws = append(w.draws, f)
 		}
 	}
@@ -344,7 +360,20 @@ func later(a, b time.Time) time.Time {
 // draw deletes entries whose time it is, unless they got an answer by now. If they are many,
 // the first ones to each endpoint come first.
 func (w *Watch) draw(ctx context.Context, now time.Time) {
-	n, _ := slices.BinarySearchFunc(w.draws, now, func(f *flow, t time.Time) int { return cmp.Or(f.drawAt.Compare(t), -1) })
+	due := func() int {
+		n, _ := slices.BinarySearchFunc(w.draws, now, func(f *flow, t time.Time) int { return cmp.Or(f.drawAt.Compare(t), -1) })
+		return n
+	}
+	for _, f := range w.draws[:due()] {
+		if e := f.endpoint(); w.Late(e) || now.Sub(w.late[e]) < drawMemory {
+			f.drawAt = later(f.drawAt, f.began.Add(drawLate))
+		}
+	}
+	slices.SortFunc(w.draws, func(f, g *flow) int { return f.drawAt.Compare(g.drawAt) })
+	n := due()
+	if n == 0 {
+		return
+	}
 	slices.SortStableFunc(w.draws[:n], func(f, g *flow) int { return cmp.Compare(f.place/maxFlows, g.place/maxFlows) })
 	chosen := w.draws[:min(n, maxDraws)]
 	w.draws = w.draws[len(chosen):]
@@ -359,10 +388,13 @@ func (w *Watch) draw(ctx context.Context, now time.Time) {
 		if now.Sub(d.at) > drawMemory {
 			d.times = 0
 		}
-		w.drawn[f.client()] = draws{d.times + 1, now}
+		w.drawn[f.client()] = draws{d.times + 1, now, f.endpoint()}
 	}
 	if len(w.drawn) > maxMore {
 		maps.DeleteFunc(w.drawn, func(_ client, d draws) bool { return now.Sub(d.at) > drawMemory })
+	}
+	if len(w.late) > maxMore {
+		maps.DeleteFunc(w.late, func(_ service.Address, at time.Time) bool { return now.Sub(at) > drawMemory })
 	}
 }
 

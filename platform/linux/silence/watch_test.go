@@ -59,6 +59,9 @@ func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.
 func (x *table) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
 	x.seen()
 	n := len(x.flows)
+	if len(flows) == 0 {
+		panic("nothing to delete")
+	}
 	for _, f := range flows {
 		x.deleted = append(x.deleted, deletion{f, time.Now()})
 		if x.answered {
@@ -107,6 +110,7 @@ type watching struct {
 	told  []silence.Evidence
 	ended error
 	once  bool // no second draw
+	slow  bool // says the Box
 	drawn int
 	// undecided are endpoints of web.
 	undecided []string
@@ -131,6 +135,7 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 		},
 		Draws:  func() bool { return !w.once },
 		Drawn:  func(service.Address) { w.drawn++ },
+		Late:   func(service.Address) bool { return w.slow },
 		driver: x, cpuTime: func() time.Duration { return x.used },
 	}
 	w.Undecided = func() map[service.Address]service.PortName {
@@ -381,7 +386,7 @@ func TestSlowEndpoints(t *testing.T) {
 		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
 		for range 2 * mostDraws {
 			x.flows = []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
-			w.after(time.Second)
+			w.after(2 * time.Second)
 		}
 		if w.drawn != mostDraws {
 			t.Errorf("%d draws, want %d", w.drawn, mostDraws)
@@ -394,6 +399,40 @@ func TestSlowEndpoints(t *testing.T) {
 			t.Errorf("%d draws after a while, want another one", w.drawn)
 		}
 	})
+}
+
+// TestLateAnswers has 20 clients connect to endpoints that answer late, and repeat their packets as TCP does.
+// They wait for no more if the Box knows of late answers, and else only few of them do.
+func TestLateAnswers(t *testing.T) {
+	for _, tc := range []struct {
+		late time.Duration
+		slow bool
+		most int // draws
+	}{
+		{700 * time.Millisecond, true, 0}, {1500 * time.Millisecond, true, 0}, {700 * time.Millisecond, false, 2}, {1500 * time.Millisecond, false, 6},
+	} {
+		t.Run(fmt.Sprint(tc.late, " ", tc.slow), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := &table{}
+				w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+				w.slow = tc.slow
+				for c := range 20 {
+					x.flows = []conntrack.Flow{syn(fmt.Sprintf("10.244.1.9:%d", c+1), "10.96.0.10:80", webs[c%2])}
+					w.after(tc.late)
+					for pause := time.Second; len(x.flows) == 0; pause *= 2 {
+						w.after(pause)
+						x.flows = []conntrack.Flow{syn(fmt.Sprintf("10.244.1.9:%d", c+1), "10.96.0.10:80", webs[(c+1)%2])}
+						w.after(tc.late)
+					}
+					x.flows = nil
+					w.after(time.Second)
+				}
+				if w.drawn > tc.most {
+					t.Errorf("%d draws, want %d at most", w.drawn, tc.most)
+				}
+			})
+		})
+	}
 }
 
 // TestFloodOfDraws has many connections to one endpoint without an answer, and few to another

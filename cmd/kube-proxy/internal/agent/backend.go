@@ -231,7 +231,7 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 		Draws: func() bool {
 			return p.selected.System.Translates && p.selected.draws() && (p.lease == nil || !p.lease.State().Standby)
 		},
-		Drawn: p.selected.drawn,
+		Drawn: p.selected.drawn, Late: p.selected.silent.Late,
 	}
 	for _, b := range p.selected.Backends {
 		w.Families = append(w.Families, b.Family)
