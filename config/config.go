@@ -195,7 +195,6 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	}, nil
 }
 
-// sameField reports whether err is about the same field as one of the joined errors.
 func sameField(err, joined error) bool {
 	var e *FieldError
 	return errors.As(err, &e) && slices.ContainsFunc(errtree.Find[*FieldError](joined), func(f *FieldError) bool { return f.Path == e.Path })
@@ -410,7 +409,6 @@ func setConntrackDefaults(c *v1alpha1.KubeProxyConntrackConfiguration) {
 	setIfNil(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 }
 
-// setIfZero sets *p to v if it is zero.
 func setIfZero[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
@@ -418,7 +416,6 @@ func setIfZero[T comparable](p *T, v T) {
 	}
 }
 
-// setIfNil sets *p to v if it is nil.
 func setIfNil[T any](p **T, v T) {
 	if *p == nil {
 		*p = &v

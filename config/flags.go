@@ -674,7 +674,6 @@ func (o *onOff) IsBoolFlag() bool { return true }
 // off reports whether a switch is.
 func off(v pflag.Value) bool { return slices.Contains([]string{"false", "off", "random"}, v.String()) }
 
-// usual reports whether the switch has its default.
 func (o *ownSwitch) usual(s *Switches) bool { return o.of(s).String() == o.of(&Switches{}).String() }
 
 // switchOf returns the switch whose field has this path, nil if there is none.

@@ -303,7 +303,6 @@ func familyName(s string) string {
 	return familyOf(a)
 }
 
-// prefixes returns those words that are prefixes.
 func prefixes(words []string) []netip.Prefix {
 	var all []netip.Prefix
 	for _, w := range words {

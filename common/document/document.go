@@ -166,7 +166,6 @@ func (t *Table) below(to *bytes.Buffer, c Cell, title string) {
 	}
 }
 
-// line appends line n of a row.
 func (t *Table) line(to *bytes.Buffer, row []Cell, cells [][]string, n int, widths []int) {
 	to.WriteString(t.Indent)
 	blank := 0 // pending, so that no line ends in blanks

@@ -423,7 +423,6 @@ func (o *Outages) RecordError(err error) {
 	s.logged, s.repeats, s.pause = now, 0, min(max(2*s.pause, firstPause), forgetAfter)
 }
 
-// logFailure logs a failure.
 func (o *Outages) logFailure(read *source.ReadError, s *failure) {
 	if read.Optional {
 		if s.logged.IsZero() {

@@ -254,7 +254,6 @@ func (l *Lease) grant(ctx context.Context, s State) {
 	l.setState(s)
 }
 
-// setState stores s and reports it.
 func (l *Lease) setState(s State) {
 	l.notifyMu.Lock()
 	defer l.notifyMu.Unlock()
@@ -636,7 +635,7 @@ func (l *Lease) exchange(c *Conn, what string, within time.Duration) (message, e
 
 // noAnswerError explains why there was no answer, without addresses, which always differ.
 func noAnswerError(err error) error {
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
+	if op, is := errors.AsType[*net.OpError](err); is {
 		err = op.Err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -36,8 +36,7 @@ type checks struct {
 	desired    health.DesiredChecks
 }
 
-// checkCount counts, for one Service and each family, its ports and their local ready
-// endpoints.
+// checkCount counts, for a Service and each family, its ports and local ready endpoints.
 type checkCount struct {
 	name         service.PortName
 	ports, ready [2]int
@@ -103,9 +102,8 @@ func (c *checks) desiredChecks(node *service.Node) health.DesiredChecks {
 	return want
 }
 
-// addrs returns the listen addresses of health checks, which are those of NodePorts. The
-// addresses in a prefix come and go, so a prefix of more than one address means the
-// wildcard address of its family.
+// addrs returns the listen addresses of health checks, which are those of NodePorts. A prefix of
+// more than one address means the wildcard address: its addresses come and go.
 func (c *checks) addrs(node *service.Node) []netip.Addr {
 	all := [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 	var addrs []netip.Addr
@@ -168,8 +166,7 @@ func (c *checkServers) unanswered() []track.Problem {
 	return all
 }
 
-// checkProblemsSummary is the text of the condition for clients without authentication:
-// it names no Service.
+// checkProblemsSummary is the condition's text for clients without authentication: no Service.
 func checkProblemsSummary(problems []health.CheckProblem) string {
 	if len(problems) == 0 {
 		return ""
@@ -331,8 +328,7 @@ func (o *OtherProxies) ReportForeignRules(f service.Family, what string) {
 	o.events.reportOtherProxy(cmp.Or(o.rules[0], o.rules[1], o.text))
 }
 
-// driftText describes repeated foreign changes to our rules, and the program that makes
-// them.
+// driftText describes repeated foreign changes to our rules, and the program behind them.
 func (o *OtherProxies) driftText(r *reconcile.Result) string {
 	source := "another program, which the system does not name,"
 	if r.Suspect != "" {
@@ -348,8 +344,7 @@ func (o *OtherProxies) driftText(r *reconcile.Result) string {
 	return fmt.Sprintf("%s alters the rules of this proxy again and again; they are repaired about once a second: stop it%s", source, what)
 }
 
-// reportOtherProxy reports that another service proxy runs on the node, or none if text
-// is empty.
+// reportOtherProxy reports that another service proxy runs, or none if text is empty.
 func (ev *Events) reportOtherProxy(text string) {
 	switch text {
 	case "":

@@ -84,8 +84,7 @@ func (r *Reports) unknownPods(x Round) string {
 	return "the Node " + r.node + " has no podCIDRs of " + x.Family.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
 }
 
-// eventExternalIPs is about a feature that Kubernetes is going to remove. All nodes see
-// the same Service.
+// eventExternalIPs is about a feature that Kubernetes is going to remove, alike on all nodes.
 var eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
 
 // See kubernetes/enhancements#5707.
@@ -103,8 +102,7 @@ type deprecations struct {
 	uses map[types.NamespacedName]bool // Services with externalIPs
 }
 
-// update records s, and returns in a few words which deprecated fields it uses, empty for
-// none.
+// update records s, and returns in a few words which deprecated fields it uses, if any.
 func (d *deprecations) update(s *corev1.Service) string {
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	served := track.Named(s, d.name) && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
@@ -142,12 +140,10 @@ func warnDeprecatedMode(mode, text string, to *Events, log klog.Logger) {
 	to.Failed(to.self(), eventDeprecatedMode(mode), text)
 }
 
-// maxDeprecationEvents bounds the Events about deprecated fields, so that they leave room
-// for Events about failures.
+// maxDeprecationEvents leaves room for Events about failures.
 const maxDeprecationEvents = 100
 
-// reportDeprecation records which deprecated fields a Service uses. An empty text means
-// none.
+// reportDeprecation records which deprecated fields a Service uses, none if text is empty.
 func (ev *Events) reportDeprecation(n types.NamespacedName, text string) {
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
@@ -162,8 +158,7 @@ func (ev *Events) reportDeprecation(n types.NamespacedName, text string) {
 	ev.report(n, eventExternalIPs, text, "")
 }
 
-// eventLimited is about what a mode cannot do for a Service. All nodes in the mode report
-// the same.
+// eventLimited is about what a mode cannot do for a Service, alike on all nodes in the mode.
 var eventLimited = events.Topic{Reason: "ServiceLimited", Scope: events.Cluster}
 
 // limits shows, by family and Service, what a mode cannot do.
@@ -271,8 +266,7 @@ func (l *limits) Report(r Round) {
 	l.events.reportLimits(changed)
 }
 
-// logChanged logs where a round differs from what Services ask for. What it could not do
-// at all is in the log as its error.
+// logChanged logs where a round differs from what Services ask for, but no errors of the round.
 func (l *limits) logChanged(r Round, changed map[types.NamespacedName]string) {
 	var first types.NamespacedName
 	for n, text := range changed {
@@ -312,8 +306,7 @@ func ClosedNodePorts(s *service.Snapshot, f service.Family, local []netip.Addr) 
 	return ""
 }
 
-// Dataplane shows the conditions that a dataplane reports between the results of rounds, such
-// as a round that hangs.
+// Dataplane shows the conditions of a dataplane between rounds, as of one that hangs.
 type Dataplane struct {
 	Health *health.Monitor
 	Log    klog.Logger

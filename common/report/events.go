@@ -24,8 +24,7 @@ import (
 	"kubeproxy/common/track"
 )
 
-// The topics of Events. A Service without endpoints, or without endpoints on this node,
-// is ordinary and gets no Event.
+// The topics of Events. A Service without endpoints, here or at all, is ordinary.
 var (
 	eventStarting   = events.Topic{Reason: "Starting", Informational: true}
 	eventRules      = events.Topic{Reason: "RulesNotProgrammed", RecoveredReason: "RulesProgrammed"}
@@ -41,8 +40,7 @@ var (
 	}
 )
 
-// Events writes Kubernetes Events about the node and about Services. Its Recorder is nil
-// without an API server.
+// Events writes Kubernetes Events about the node and Services, with an API server.
 type Events struct {
 	*events.Recorder
 	node     string
@@ -93,8 +91,7 @@ func newEvents(o Options, m *metrics.Metrics) *Events {
 	return ev
 }
 
-// self returns the own Node as the object of Events. Its UID is its name, as in the
-// Events of kubelets.
+// self returns the own Node as the object of Events, with its name as UID, as kubelets do.
 func (ev *Events) self() events.Object {
 	return events.Object{Kind: "Node", Name: ev.node, UID: types.UID(ev.node)}
 }
@@ -131,8 +128,7 @@ func serviceObject(n types.NamespacedName, uid types.UID) events.Object {
 	return events.Object{Kind: "Service", Namespace: n.Namespace, Name: n.Name, UID: uid}
 }
 
-// report reports the state of a Service on a topic. An empty failure means success. A
-// deleted Service is not reported.
+// report reports a Service's state on a topic, success if failure is empty, unless it was deleted.
 func (ev *Events) report(n types.NamespacedName, t events.Topic, failure, success string) {
 	uid, ok := ev.uids[n]
 	switch {
@@ -234,8 +230,7 @@ func (ev *Events) reportSkipped(generation uint64) {
 	ev.reportEach(eventRefused, ev.refused, nodeOnly, "Node "+ev.node+" serves all addresses of the Service")
 }
 
-// reportEach reports the Services in now on a topic, and reports success for those in
-// reported that are no longer in now.
+// reportEach reports the Services in now on a topic, and success for others in reported.
 func (ev *Events) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
 	for n := range reported {
 		if now[n] == nil {

@@ -22,15 +22,13 @@ import (
 // maxDrift bounds how many foreign changes one log line names.
 const maxDrift = 5
 
-// maxLoggedDrift bounds how many different foreign changes are logged in each
-// remindInterval.
+// maxLoggedDrift bounds how many foreign changes are logged in each remindInterval.
 const maxLoggedDrift = 10
 
 // remindInterval is how often a failure that lasts is logged again.
 const remindInterval = time.Minute
 
-// roundLogger logs the rounds of one backend. It logs changes at once and summarizes
-// repetitions.
+// roundLogger logs the rounds of one backend: changes at once, repetitions in sum.
 type roundLogger struct {
 	log klog.Logger
 	now func() time.Time
@@ -100,8 +98,7 @@ func (r *roundLogger) logSuccess(res reconcile.Result) {
 	r.programmed, r.failure, r.repeats = true, "", 0
 }
 
-// logLimits logs a round that lacks only what the mode cannot do. That persists, so it is
-// logged once.
+// logLimits logs once that rounds lack only what the mode cannot do, which persists.
 func (r *roundLogger) logLimits(res reconcile.Result, text string) {
 	r.logSuccess(res)
 	if text != r.limits {
@@ -154,8 +151,7 @@ func (r *roundLogger) logCleanup(err error) {
 	r.cleanupError = text
 }
 
-// nodeLog logs what is known of the own Node, whenever that changes, and once if nothing
-// is known.
+// nodeLog logs what is known of the own Node when that changes, and once if nothing is.
 type nodeLog struct {
 	log  klog.Logger
 	name string

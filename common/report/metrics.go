@@ -84,8 +84,7 @@ func (r *metricsReader) readSources(now time.Time) []metrics.Source {
 	return all
 }
 
-// fieldOf reduces the path of a problem to its field, so that the number of label values
-// stays small.
+// fieldOf reduces the path of a problem to its field, for few label values.
 func fieldOf(path string) string {
 	if i := strings.LastIndexByte(path, ' '); i >= 0 { // such as "endpointslice NAME field"
 		kind, _, _ := strings.Cut(path, " ")
@@ -125,8 +124,7 @@ func newLatency(start time.Time) *latency {
 	return &latency{start: start, seen: map[types.NamespacedName]time.Time{}}
 }
 
-// sliceChanged records a slice that carries the time of its change. It returns the
-// record, nil for none.
+// sliceChanged records a slice with the time of its change, and returns the record, if any.
 func (l *latency) sliceChanged(s *discoveryv1.EndpointSlice) *trigger {
 	at, err := time.Parse(time.RFC3339Nano, s.Annotations[corev1.EndpointsLastChangeTriggerTime])
 	if err != nil || at.Before(l.start) {
@@ -164,8 +162,7 @@ func (l *latency) sliceDeleted(n types.NamespacedName) {
 	delete(l.seen, n)
 }
 
-// takeProgrammed removes the records of changes that a round from start to end has put in
-// force, and returns their latencies.
+// takeProgrammed removes the records of changes that a round put in force, for their latencies.
 func (l *latency) takeProgrammed(f service.Family, start, end time.Time) []time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()

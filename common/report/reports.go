@@ -64,8 +64,7 @@ type Options struct {
 	Relayed *servicestate.Relayed
 	// Observe, if set, adds what backends count to an observation.
 	Observe func(*metrics.Observation)
-	// Processes names the processes that look like service proxies of this node, empty
-	// for none.
+	// Processes names the processes that look like service proxies of this node.
 	Processes func() string
 	// Listen and MaxConnections are for the health checks of Services.
 	Listen         func(ctx context.Context, network, addr string) (net.Listener, error)
@@ -97,8 +96,7 @@ type Reports struct {
 	problems []*problems
 }
 
-// New returns the Reports of a proxy that starts now. Each part is made after those that
-// it uses.
+// New returns the Reports of a proxy that starts now, each part after those that it uses.
 func New(o Options) *Reports {
 	started := time.Now()
 	if o.Addresses == nil {
@@ -155,8 +153,7 @@ func backendsOf(o Options) []metrics.Backend {
 // Sink returns the sink of the source: it reports objects and passes them to the Tracker.
 func (r *Reports) Sink() source.Sink { return r.sink }
 
-// Run writes Events, answers health checks of Services and warns if the Node stays
-// unknown, until ctx ends.
+// Run writes Events, answers health checks and warns of an unknown Node, until ctx ends.
 func (r *Reports) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { r.Events.Run(ctx) })
@@ -265,11 +262,9 @@ type Backend struct {
 	Log klog.Logger
 	// Takeover receives each round.
 	Takeover func(reconcile.Result)
-	// InForce is called after each round whose rules are in force, except for single
-	// ports.
+	// InForce is called after each round whose rules are in force, but for single ports.
 	InForce func()
-	// CleanConntrack deletes the conntrack entries that a round made stale, and returns
-	// how many these were.
+	// CleanConntrack deletes conntrack entries that a round made stale, and returns how many.
 	CleanConntrack func(reconcile.Result) (flows int, err error)
 }
 

@@ -39,8 +39,7 @@ type Sources struct {
 	restores    map[string]int // how often the resource version of a kind went backwards
 }
 
-// sourceFaults are the faults of one source, by object. An API server has one fault for
-// each kind, under the empty object.
+// sourceFaults are a source's faults by object, of an API server one for each kind, under "".
 type sourceFaults map[string]sourceFault
 
 type sourceFault struct {
@@ -153,8 +152,7 @@ func (so *Sources) RecordError(err error) {
 	so.setFault(kind, source.Fault{Err: err})
 }
 
-// nodesRead returns whether the API server has delivered the list of Nodes with the own
-// name.
+// nodesRead returns whether the API server has delivered the Nodes with the own name.
 func (so *Sources) nodesRead() bool {
 	so.mu.Lock()
 	defer so.mu.Unlock()
@@ -223,8 +221,7 @@ func (so *Sources) reportOf(kind string) health.Source {
 	}
 }
 
-// counts returns how many watches of a kind were given up, and how often its resource
-// version went backwards.
+// counts returns how many watches of a kind were given up, and how often it went backwards.
 func (so *Sources) counts(kind string) (timeouts, restores int) {
 	so.mu.Lock()
 	defer so.mu.Unlock()

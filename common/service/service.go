@@ -359,6 +359,16 @@ func InFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return in
 }
 
+// FirstOf returns the first of addrs in family f, or the zero Addr.
+func FirstOf(addrs []netip.Addr, f Family) netip.Addr {
+	for _, a := range addrs {
+		if FamilyOf(a) == f {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
 // localhost is where local programs reach NodePorts, where LocalhostNodePorts is true.
 var localhost = [...]netip.Addr{IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), IPv6: netip.IPv6Loopback()}
 

@@ -216,7 +216,6 @@ func (a *APIServer) newLimiter() flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
 }
 
-// newClients returns clients for a connection.
 func (a *APIServer) newClients(to *rest.Config) (*clients, error) {
 	limits := a.limits()
 	core, err1 := newClient(to, corev1.SchemeGroupVersion, "/api", limits)

@@ -272,8 +272,7 @@ func (f *file) keepLastGood(what ...rejection) {
 	f.info, f.problems, f.emptySince = nil, nil, time.Time{}
 	f.unknown = f.unknown || len(f.objects) == 0
 	for _, b := range what {
-		var p *fs.PathError
-		if errors.As(b.err, &p) {
+		if p, is := errors.AsType[*fs.PathError](b.err); is {
 			b.err = p.Err // the message contains the path already
 		}
 		if len(f.objects) > 0 {

@@ -62,7 +62,6 @@ func (r rejection) name() string {
 	return r.key.String()
 }
 
-// decode returns the content of a file.
 func (d *decoder) decode(content []byte) *decoded {
 	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
 	if bytes.IndexByte(content, '\r') >= 0 {
@@ -255,12 +254,10 @@ func jsonHeader(text []byte) (h header, err error) {
 	return h, nil
 }
 
-// reject returns a rejection of the whole item.
 func (i item) reject(err error) rejection {
 	return rejection{where: i.doc.position(), err: i.doc.wrap(err)}
 }
 
-// item decodes one item into out.
 func (d *decoder) item(i item, out *decoded) {
 	out.countObject()
 	if i.text == nil {

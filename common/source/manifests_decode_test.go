@@ -329,7 +329,7 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 		fmt.Fprintf(&text, "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: s%d\n%s", n, each)
 	}
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(text.String()))
-	kit.Need(t, len(got.objects) == n && got.problems() <= 0,
+	kit.Need(t, len(got.objects) == n && got.rejectedCount <= 0,
 		"%d objects of %d, problems %v", len(got.objects), n, got.rejected)
 	s := got.objects[n-1].value.(*corev1.Service)
 	if want := "😀 é"; s.Annotations["emoji"] != want || s.Annotations["text"] != "Zwölf\n\"日\"\n" {
@@ -344,7 +344,7 @@ func TestLargeObjects(t *testing.T) {
 		"  targetRef:\n    kind: Pod\n    name: web-7d4b9c6f5-x2x9z\n    namespace: shop\n    uid: 57e4d0c1-1b2c-4d3e-9f8a-000000000001\n  zone: zone-a\n"
 	large := "addressType: IPv4\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web\nendpoints:\n" + repeated(endpoint, maxObject-2*len(endpoint))
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(large))
-	kit.Check(t, len(got.objects) == 1 && got.problems() <= 0,
+	kit.Check(t, len(got.objects) == 1 && got.rejectedCount <= 0,
 		"%d bytes: %d objects, problems %v; want it to be read", len(large), len(got.objects), got.rejected)
 	dense := "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n" + unknownFields(maxObject/10)
 	got = (&decoder{noted: map[string]bool{}}).decode([]byte(dense))

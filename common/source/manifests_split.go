@@ -59,10 +59,8 @@ func isMarker(row []byte, marker string) bool {
 	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\n"), rune(rest[0])))
 }
 
-// wrap adds the position in the file to err.
 func (d document) wrap(err error) error { return fmt.Errorf("%s: %w", d.position(), err) }
 
-// position returns where in the file the document is.
 func (d document) position() string {
 	if d.within != "" {
 		return fmt.Sprintf("%s at line %d", d.within, d.line)
@@ -272,8 +270,7 @@ func stringEnd(text []byte) (int, error) {
 	return 0, errCutOff
 }
 
-// jsonItems calls each with the values of a JSON object or array, until it returns false.
-// An object has keys.
+// jsonItems calls each with the values of a JSON object, with keys, or array, until it is false.
 func jsonItems(text []byte, each func(key string, value []byte, at int) bool) error {
 	end := byte(']')
 	if text[0] == '{' {
@@ -323,8 +320,7 @@ func jsonItems(text []byte, each func(key string, value []byte, at int) bool) er
 // spaces returns how many spaces and line breaks text starts with.
 func spaces(text []byte) int { return len(text) - len(bytes.TrimLeft(text, " \t\r\n")) }
 
-// Limits of a file. With these, any file takes time in proportion to its size, and memory
-// of a few times its size.
+// Limits of a file, so that time and memory are in proportion to its size.
 const (
 	// maxProblems is how many problems of a file are described. The others are counted.
 	maxProblems = 20
@@ -365,9 +361,6 @@ func treeSize(text []byte) int {
 	return perByte*len(text) + perNode*nodes
 }
 
-// problems returns the number of problems so far.
-func (d *decoded) problems() int { return d.rejectedCount }
-
 // countObject counts an object of any kind.
 func (d *decoded) countObject() {
 	if d.counted++; d.counted > maxObjects {
@@ -391,9 +384,8 @@ func (d *decoded) reject(k key, describe func() rejection) {
 	}
 }
 
-// dense refuses an object that is too large, or that has far more values than text: even
-// an empty value takes a hundred bytes. A small object may have many values, but not
-// every object of a file.
+// dense refuses an object that is too large or, beyond what a file may have of such, has far more
+// values than text: even an empty value takes a hundred bytes.
 func (c *costs) dense(text []byte) error {
 	if len(text) > maxObject {
 		return fmt.Errorf("the object has %d bytes; want at most %d, as an API server does", len(text), maxObject)
@@ -462,8 +454,7 @@ func checkAliases(text []byte) error {
 	return nil
 }
 
-// expandedSize returns the size of n with its aliases expanded, but at most limit. It
-// visits each node once.
+// expandedSize returns the size of n with its aliases expanded, limit at most, in one visit.
 func expandedSize(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
 	if size, ok := known[n]; ok {
 		return size

@@ -111,9 +111,8 @@ func normalizeNode(name string) string {
 	return strings.ToLower(strings.TrimSpace(name))
 }
 
-// refresh reads all files that changed and delivers the difference to the sink.
-// hindrance, if not nil, is why changes cannot be watched. It is reported with the other
-// problems.
+// refresh reads changed files and delivers the difference. hindrance, if not nil, is why changes
+// cannot be watched, which is reported with the other problems.
 func (m *manifestStore) refresh(sink Sink, hindrance error) {
 	m.problems = nil
 	if hindrance != nil {
@@ -241,8 +240,7 @@ func (m *manifestStore) merge(all []*file) map[key]any {
 	return wanted
 }
 
-// firstProblems returns the first few problems with duplicate objects, and the number of
-// the others.
+// firstProblems returns the first few problems with duplicate objects, and how many follow.
 func firstProblems(path string, twice []problem) []problem {
 	if len(twice) <= maxProblems {
 		return twice
@@ -406,8 +404,7 @@ func fieldOf(err error) (parent, last string, ok bool) {
 	return "", path, true
 }
 
-// explain adds the line, if it is unambiguous, and a suggestion for the field name to a
-// strict decoding error.
+// explain adds the line, if it is one, and a suggestion to a strict decoding error.
 func (i item) explain(value any, err error, lines map[string]int) error {
 	parent, last, ok := fieldOf(err)
 	if !ok {
@@ -424,8 +421,7 @@ func (i item) explain(value any, err error, lines map[string]int) error {
 	return err
 }
 
-// findLines sets for each key in lines the number of its line, or 0 unless exactly one
-// line has the key.
+// findLines sets for each key in lines the number of its line, or 0 unless one line has it.
 func (d document) findLines(lines map[string]int) {
 	seen := make(map[string]bool, len(lines))
 	line := d.line - 1
@@ -447,8 +443,7 @@ func (d document) findLines(lines map[string]int) {
 	}
 }
 
-// fieldsAt lists the JSON names of the fields in a type under path, such as
-// "spec.ports[0]".
+// fieldsAt lists the JSON names of fields in a type under path, such as "spec.ports[0]".
 func fieldsAt(t reflect.Type, path string) []string {
 	for _, step := range strings.Split(path, ".") {
 		name, _, _ := strings.Cut(step, "[")

@@ -94,8 +94,7 @@ var (
 	ErrCutOff   = errors.New("no answer in time, or one that broke off at its beginning")
 )
 
-// minWatchTime is how long a watch must last to count as granted, unless it sends a
-// complete event before.
+// minWatchTime is how long a watch must last to be granted, without a complete event.
 const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -251,8 +250,7 @@ type timeoutWatch struct {
 	out     chan apiwatch.Event
 	stopped <-chan struct{}
 	stop    func()
-	// granted, if set, is called when the watch counts as granted, and seen for each event
-	// before it is passed on.
+	// granted, if set, is called when the watch counts as granted, seen before each event.
 	granted func()
 	seen    func(apiwatch.Event)
 }
@@ -303,8 +301,7 @@ func (t *timeoutWatch) forward(silence time.Duration) error {
 	}
 }
 
-// isComplete reports whether the answer is complete with e: after any event, or, if
-// first, after all existing objects.
+// isComplete reports whether the answer is complete with e, at first all existing objects.
 func isComplete(e apiwatch.Event, first bool) bool {
 	switch {
 	case e.Type == apiwatch.Error:
@@ -316,12 +313,10 @@ func isComplete(e apiwatch.Event, first bool) bool {
 	return e.Type == apiwatch.Bookmark && err == nil && m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
-// history remembers the newest resource version of each kind, to notice that the API
-// server went back in time: etcd was restored from a backup. What happened since the
-// backup is void then, for all kinds, and a watch from a version that is not reached again
-// yet is granted and says nothing: kubernetes/kubernetes#107457. So all kinds are listed
-// again. Versions of different kinds are not compared, because each kind may have an etcd
-// of its own.
+// history remembers the newest resource version of each kind, to notice that etcd was restored from
+// a backup. What happened since is void then, for all kinds, and a watch from a version that is not
+// reached again yet is granted and says nothing (kubernetes/kubernetes#107457), so all are listed
+// again. Kinds are not compared: each may have an etcd of its own.
 type history struct {
 	restored func(kind, before, now string) // may be nil
 
@@ -407,9 +402,8 @@ func (h *history) backwards(kind, version string, how sight) (before string, is 
 	return before, is
 }
 
-// stoppableClock is a clock for one turn of a watcher. The library pauses after some
-// failures without checking its context, and would delay a stop by that: client-go
-// tools/cache/reflector.go.
+// stoppableClock is a clock for one turn. After some failures the library pauses without a look at
+// its context: client-go tools/cache/reflector.go.
 type stoppableClock struct {
 	clock.RealClock
 	ended <-chan struct{}

@@ -379,7 +379,6 @@ func (p *printer) listTable(all []servicestate.Service, most int) *document.Tabl
 	return p.newTable("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
 }
 
-// truncateList shortens a list to most words.
 func truncateList(words []string, most int) string {
 	if n := len(words); n > most {
 		return strings.Join(words[:most], ",") + fmt.Sprintf(",+%d", n-most)
@@ -704,7 +703,6 @@ func (p *printer) sentence(text string, end cell) {
 	p.line("%s", strings.Join(document.Hang(text+" "+p.paint(end), p.width), "\n"))
 }
 
-// paint returns c with its colour.
 func (p *printer) paint(c cell) string {
 	if p.colour {
 		return c.Painted()

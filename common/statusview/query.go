@@ -38,8 +38,7 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// DefaultServer is where the metrics server of a proxy listens, unless its configuration
-// says otherwise.
+// DefaultServer is where the metrics server listens, unless configured otherwise.
 const DefaultServer = "127.0.0.1:10249"
 
 // Query is what to ask, and where.
@@ -122,9 +121,8 @@ const noAnswerHint = "is the proxy running on this node? If its metrics server h
 // maxResponse bounds a response: 10,000 Services take some megabytes.
 const maxResponse = 1 << 30
 
-// Fetch returns the body of another path of the metrics server, and whether the proxy
-// accepted the request. Without an answer of such a proxy, the error says why, and a
-// remedy.
+// Fetch returns another path of the metrics server, and whether the proxy accepted the request.
+// Without such an answer, the error says why, and a remedy.
 func (q *Query) Fetch(ctx context.Context, path string) (body []byte, accepted bool, err error) {
 	status, body, err := q.get(ctx, path)
 	switch {
@@ -177,8 +175,7 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	return q.evaluate(r), nil
 }
 
-// named keeps the Services of that name in any namespace. An answer about one alone has its
-// endpoints.
+// named keeps Services of that name in any namespace, a single one with its endpoints.
 func (q *Query) named(ctx context.Context, r *servicestate.Response) error {
 	r.Services = slices.DeleteFunc(r.Services, func(s servicestate.Service) bool { return s.Name != q.Name })
 	if len(r.Services) == 0 {
@@ -211,7 +208,6 @@ func (q *Query) suggest(ctx context.Context, text string) error {
 	return &UnknownError{text}
 }
 
-// keepPorts keeps the ports that q selects.
 func (q *Query) keepPorts(all []servicestate.Service) error {
 	var there []string
 	kept := 0
@@ -263,9 +259,8 @@ func (q *Query) services(ctx context.Context, namespace, name string) (*services
 // wantsTLS begins the answer of a server of HTTPS to a request of HTTP, see net/http.
 const wantsTLS = "Client sent an HTTP request to an HTTPS server"
 
-// get returns the status and body of a response. It asks by HTTP first, and by HTTPS if
-// the server requires that. On loopback it accepts any certificate, because the answer
-// comes from this machine.
+// get returns a response's status and body, by HTTP, or HTTPS if the server requires that, with any
+// certificate on loopback: the answer comes from this machine.
 func (q *Query) get(ctx context.Context, path string) (int, []byte, error) {
 	client := &http.Client{
 		// HTTP proxies in the environment do not apply to the own node.
@@ -413,9 +408,8 @@ func ExitCode(a *Answer, err error) int {
 // Summary counts the selected Services.
 type Summary struct {
 	Services int `json:"services"`
-	// NotProgrammed are Services that are not fully in force. Problems are Services with
-	// parts that were left out or interpreted. Unserved are Services with a port that
-	// serves no client.
+	// NotProgrammed are Services not fully in force, Problems those with parts left out or
+	// interpreted, Unserved those with a port that serves no client.
 	NotProgrammed int `json:"notProgrammed"`
 	Problems      int `json:"problems"`
 	Unserved      int `json:"unserved"`

@@ -48,12 +48,10 @@ func Closest(name string, candidates []string) string {
 	return best
 }
 
-// maxName bounds the input of distance, because its cost is quadratic. No valid name is
-// that long.
+// maxName bounds distance, whose cost is quadratic. No valid name is that long.
 const maxName = 100
 
-// distance counts the insertions, deletions, replacements and swaps of adjacent letters
-// that turn a into b.
+// distance counts what turns a into b: insertions, deletions, replacements and swaps.
 func distance(a, b string) int {
 	if len(a) > maxName || len(b) > maxName {
 		return len(a) + len(b)

@@ -25,20 +25,16 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options are the dependencies of a Takeover. They are required unless they say
-// otherwise.
+// Options are what a Takeover depends on, all required unless they say otherwise.
 type Options struct {
 	Family service.Family
 	// Targets are all places to check. Those of other families are skipped.
 	Targets []Target
-	// Owned names the targets that the rounds of this process keep in order. They are
-	// logged, but not emptied.
+	// Owned names targets that rounds keep in order, which are logged, not emptied.
 	Owned []string
-	// Audit returns a backend without knowledge of what was programmed. If it is nil, a
-	// good round counts as verified.
+	// Audit returns a backend that remembers nothing. Without it, good rounds count as verified.
 	Audit func() (reconcile.Backend, error)
-	// Enter returns whether this process may change anything, see lease.Lease. If it is
-	// nil, this process always may.
+	// Enter returns whether this process may change anything, see lease.Lease, nil for always.
 	Enter func(context.Context) (leave func(), ok bool)
 	Log   klog.Logger
 	// Condition shows why something is still to be taken over, empty if nothing is.
@@ -52,11 +48,10 @@ type Options struct {
 	OnRemoved func()
 }
 
-// Takeover removes the rules of other modes and other service proxies for one family.
-// Until then their rules and those of this process are in force side by side, and
-// connections keep the translation that they began with. To refuse no connection, the old
-// rules go only when all desired rules are in force, and an independent read of the
-// system has verified that.
+// Takeover removes the rules of other modes and other service proxies for one family. Until then
+// theirs and ours are in force side by side, and connections keep their translation. To refuse no
+// connection, the old ones go when an independent read of the system has verified that all desired
+// ones are in force.
 type Takeover struct {
 	options Options
 	owned   []Target // of the family
@@ -107,8 +102,7 @@ func New(o Options) *Takeover {
 	return t
 }
 
-// Discover finds and logs what is to be taken over, and what is in the owned targets. It
-// removes nothing.
+// Discover logs what is to be taken over, and what is in owned targets. It removes nothing.
 func (t *Takeover) Discover(ctx context.Context) {
 	for _, p := range t.owned {
 		t.logAdopted(ctx, p)
@@ -194,8 +188,7 @@ func (t *Takeover) requestVerify() {
 	}
 }
 
-// waitVerified waits until the desired rules are in force. It returns false if ctx ends
-// first.
+// waitVerified waits until the desired rules are in force, and returns false at the end of ctx.
 func (t *Takeover) waitVerified(ctx context.Context) bool {
 	t.report("they are removed as soon as the new rules are in force", nil)
 	for {
@@ -220,8 +213,7 @@ func (t *Takeover) waitVerified(ctx context.Context) bool {
 	}
 }
 
-// wanted returns the snapshot of the last good round, and whether another process had the
-// node since.
+// wanted returns the last good round's snapshot, and whether another process had the node since.
 func (t *Takeover) wanted() (want *service.Snapshot, standby bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -260,16 +252,14 @@ func (t *Takeover) auditMissing(ctx context.Context, want *service.Snapshot) err
 	return fmt.Errorf("%q and %d more", first, more)
 }
 
-// The texts of errors in the log. UnreadText is also for an error that hides the targets
-// themselves.
+// The texts of errors in the log. UnreadText is also for one that hides the targets.
 const (
 	UnreadText = "It is unknown what an earlier service proxy left; trying again later"
 	stillText  = "What an earlier service proxy left is still there; trying again"
 )
 
-// report shows in the condition why old rules are still there, or may be. Then it logs
-// each new error. err is about all targets. It, or else fallback, is shown for targets
-// without a reason of their own.
+// report shows in the condition why old rules are, or may be, still there, and logs new errors. err
+// is about all targets. It, or else fallback, is for those without a reason of their own.
 func (t *Takeover) report(fallback string, err error) {
 	if err != nil {
 		fallback = err.Error()
@@ -319,9 +309,8 @@ func (t *Takeover) reason(p Target, fallback string) string {
 	return fallback
 }
 
-// ReportUnprogrammed reports what is in targets whose families no backend programs. The
-// leftovers stay: outdated rules are better than none. show receives the text of the
-// condition of a family.
+// ReportUnprogrammed reports what is in targets whose families no backend programs, and stays:
+// outdated rules are better than none. show receives the text of a family's condition.
 func ReportUnprogrammed(ctx context.Context, log klog.Logger, targets []Target, show func(f service.Family, text string)) {
 	left := map[service.Family][]string{}
 	for _, p := range targets {
@@ -336,8 +325,7 @@ func ReportUnprogrammed(ctx context.Context, log klog.Logger, targets []Target, 
 	}
 }
 
-// logOnce logs an error unless it was the last one logged for the target. An empty target
-// stands for all.
+// logOnce logs an error once in a row for a target, or for all if that is empty.
 func (t *Takeover) logOnce(what, target string, err error) {
 	if t.logged[target] == err.Error() {
 		return
@@ -350,8 +338,7 @@ func (t *Takeover) logOnce(what, target string, err error) {
 	t.options.Log.Error(err, what, args...)
 }
 
-// Leftovers are what any service proxy may have left in one place. Remove removes all of
-// it.
+// Leftovers are what any service proxy may have left in one place.
 type Leftovers interface {
 	// String names the place.
 	String() string
@@ -361,8 +348,7 @@ type Leftovers interface {
 	Remove(context.Context) error
 }
 
-// Draining are leftovers that open connections need until they end. Only a cleanup
-// removes them at once.
+// Draining are leftovers that open connections need. Only a cleanup removes them at once.
 type Draining interface {
 	Leftovers
 	// Drain stops new connections to the leftovers and removes the parts that no
@@ -377,8 +363,7 @@ type Target struct {
 	Family service.Family
 	// IPVS is whether the target is virtual servers and their companions.
 	IPVS bool
-	// Upstream is whether no mode of ours leaves anything there. A cleanup skips the
-	// target.
+	// Upstream is whether only kube-proxy leaves anything there. A cleanup skips it.
 	Upstream bool
 	// err is why the target could not be emptied, or an unreadError.
 	err error
@@ -407,7 +392,7 @@ func (e *UncheckedError) Unwrap() error { return e.Err }
 
 // AsUnchecked returns the UncheckedError that err is or wraps, nil if there is none.
 func AsUnchecked(err error) *UncheckedError {
-	if e := (*UncheckedError)(nil); errors.As(err, &e) {
+	if e, is := errors.AsType[*UncheckedError](err); is {
 		return e
 	}
 	return nil
@@ -521,8 +506,7 @@ func (t *Takeover) remove(ctx context.Context) error {
 	return err
 }
 
-// removeOrDrain empties a target. It returns what was there, and whether the target is
-// done.
+// removeOrDrain empties a target, and returns what was there, and whether it is done.
 func (t *Takeover) removeOrDrain(ctx context.Context, p Target) (what string, done bool, err error) {
 	r, is := p.Leftovers.(Draining)
 	if !is {
@@ -640,8 +624,7 @@ func (t *Takeover) removeExclusively(ctx context.Context) (entered bool, err err
 	return true, t.remove(context.WithoutCancel(ctx))
 }
 
-// Standby records that another process has the node. What it leaves must be taken over
-// once this process has the node again.
+// Standby records that another process has the node, whose rules must be taken over later.
 func (t *Takeover) Standby() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

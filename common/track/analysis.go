@@ -52,9 +52,8 @@ func (m mismatch) text() string {
 	return fmt.Sprintf("slice %s has %d ready endpoint%s, %s", m.slice, m.ready, plural, m.why)
 }
 
-// mismatchOf returns the nearest miss if s has ready endpoints, and none of any state for p,
-// whose origins are from. An IP family that other ports of s have counts for itself: pods may
-// lack one of two.
+// mismatchOf returns the nearest miss if s has ready endpoints, and none of any state for p, whose
+// origins are from. A family that other ports have counts for itself: pods may lack one.
 func mismatchOf(s *serviceState, p *service.Port, from []origin) mismatch {
 	if slices.ContainsFunc(from, func(o origin) bool { return len(o.slice.endpoints) > 0 }) {
 		return mismatch{}
@@ -126,9 +125,8 @@ func loose(o *discoveryv1.EndpointSlice) bool {
 	return !headless && o.Labels[discoveryv1.LabelServiceName] == "" && o.AddressType != discoveryv1.AddressTypeFQDN && len(o.Endpoints) > 0
 }
 
-// unowned calls yield with each slice of a namespace that leads to no Service, all namespaces
-// if it is empty, with its number of ready endpoints, and with why. A proxy with a name does
-// not know the Services of others.
+// unowned calls yield with each slice of a namespace, "" for all, that leads to no Service, its
+// number of ready endpoints, and why. A proxy with a name knows no others' Services.
 func (t *Tracker) unowned(namespace string, yield func(slice types.NamespacedName, owner string, ready int, why string)) {
 	for name, n := range t.loose {
 		if namespace == "" || name.Namespace == namespace {
@@ -164,8 +162,7 @@ func (t *Tracker) meantFor(s *serviceState) string {
 	return found
 }
 
-// missed says for a port without endpoints which slice has ready ones, and why they are not
-// for it. It is empty if there is none.
+// missed says for a port without endpoints which slice has ready ones, and why not for it.
 func (t *Tracker) missed(s *serviceState, p *service.Port, from []origin) string {
 	if len(s.slices) == 0 {
 		return t.meantFor(s)
@@ -176,9 +173,8 @@ func (t *Tracker) missed(s *serviceState, p *service.Port, from []origin) string
 // settled is how long the endpoints of a new Service may take.
 const settled = time.Minute
 
-// Analysis returns all Problems, and mistakes that keep Services without endpoints but are
-// not faults of one Service: slices that lead to no Service, and Services with a selector for
-// which there is no slice, not even an empty one.
+// Analysis returns all Problems, and mistakes without endpoints that are no Service's own: slices
+// that lead to no Service, and Services with a selector without any slice.
 func (t *Tracker) Analysis() []Problem {
 	all := t.Problems()
 	t.mu.Lock()

@@ -20,12 +20,10 @@ import (
 // https://kubernetes.io/docs/reference/labels-annotations-taints/.
 const LabelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// annotationKeepVIP is the annotation that sets service.Port.KeepVIP if its value is
-// "true".
+// annotationKeepVIP sets service.Port.KeepVIP if its value is "true".
 const annotationKeepVIP = "preserve-destination"
 
-// builder turns a Service into the Ports that it specifies. They are complete except for
-// endpoints, and ignore other Services.
+// builder turns a Service into its Ports without endpoints, whatever other Services have.
 type builder struct {
 	service        *corev1.Service
 	interner       *interner
@@ -53,7 +51,8 @@ func (b *builder) build() []*service.Port {
 		return nil
 	}
 	b.addresses()
-	b.choices = b.readSilent() + 4*b.readSelection()
+	b.choices = readChoice(b, AnnotationSilent, "off, observe or on", silents[:]) +
+		4*readChoice(b, AnnotationSelection, "random, consistent or consistent-all", selections[:])
 	b.closesLeft = closesLeft(b.service, &b.notes)
 	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))
@@ -90,8 +89,7 @@ func Named(s *corev1.Service, name string) bool {
 	return labelled == (name != "") && label == name
 }
 
-// unproxied returns why no proxy, or another one, serves the Service, as a clause about it.
-// It is empty if this one does.
+// unproxied returns a clause with why this proxy does not serve the Service, or "".
 func (b *builder) unproxied() string {
 	spec := &b.service.Spec
 	label, labelled := b.service.Labels[LabelProxyName]
@@ -135,8 +133,7 @@ func (b *builder) template() service.Port {
 	return template
 }
 
-// healthCheck returns the port on which load balancers query local endpoints. Only policy
-// Local needs it.
+// healthCheck returns where load balancers query local endpoints, which policy Local needs.
 func (b *builder) healthCheck(external service.Policy) uint16 {
 	spec := &b.service.Spec
 	n := spec.HealthCheckNodePort
@@ -223,9 +220,8 @@ func protocolOf(p corev1.Protocol) (service.Protocol, bool) {
 	return 0, false
 }
 
-// frontends lists the addresses of port i in p's family, by kind and address. An address
-// that is both a load balancer's and an external IP counts as the load balancer's, so
-// that its source ranges apply.
+// frontends lists the addresses of port i in p's family, by kind and address. One that is both a
+// load balancer's and an external IP is the former, so that its source ranges apply.
 func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
 	spec, number := &b.service.Spec.Ports[i], uint16(b.service.Spec.Ports[i].Port)
 	path := at("spec.ports", i)
@@ -274,8 +270,7 @@ func describe(p *service.Port, f service.Frontend) string {
 	return fmt.Sprintf("%s %s/%s", f.Kind, netip.AddrPortFrom(f.Addr, f.Port), p.Name.Protocol)
 }
 
-// addresses reads every address of the Service and the source ranges of its load
-// balancer.
+// addresses reads the Service's addresses and its load balancer's source ranges.
 func (b *builder) addresses() {
 	spec := &b.service.Spec
 	b.nodePorts = spec.Type == corev1.ServiceTypeNodePort || spec.Type == corev1.ServiceTypeLoadBalancer
@@ -297,8 +292,7 @@ func (b *builder) addresses() {
 	}
 }
 
-// clusterIPs determines the families of the Service. If a ClusterIP cannot be parsed, its
-// family still has the other frontends.
+// clusterIPs determines the families, also by a ClusterIP that cannot be parsed.
 func (b *builder) clusterIPs() {
 	spec := &b.service.Spec
 	list, one := spec.ClusterIPs, [1]string{spec.ClusterIP}
@@ -360,11 +354,9 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 	b.addExternal(&b.balancer, field+".ip", a, err)
 }
 
-// sourceRanges reads which clients may use the load balancer. Ranges express a limit. So
-// a family without a usable range admits no client, whether its ranges cannot be parsed
-// or are all of the other family. Only a range of length zero opens it. The annotation
-// service.beta.kubernetes.io/load-balancer-source-ranges is for cloud providers and has
-// no effect here.
+// sourceRanges reads which clients may use the load balancer. Ranges express a limit: a family
+// without a usable one admits nobody, and only one of length zero opens it. The annotation
+// service.beta.kubernetes.io/load-balancer-source-ranges is for cloud providers.
 func (b *builder) sourceRanges() {
 	var ranges [2][]netip.Prefix
 	var open [2]bool
@@ -422,9 +414,8 @@ type chooser struct {
 	protocol service.Protocol
 }
 
-// fill fills the lists for p from the slices in from, and returns how many endpoints did
-// not fit. Ports of one Service usually have the same endpoints, except for the port
-// number. Then fill reuses the lists of the Port before.
+// fill fills the lists for p from the slices in from, and returns how many did not fit. Ports of a
+// Service with the same endpoints but for the number reuse the lists of the one before.
 func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int) {
 	if c.reusable(p, from) {
 		port := from[0].port
@@ -510,16 +501,10 @@ func (c *chooser) add(s *slice, port uint16) {
 
 // listContains reports whether a comma-separated list contains item.
 func listContains(list, item string) bool {
-	for s := range strings.SplitSeq(list, ",") {
-		if s == item {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(strings.Split(list, ","), item)
 }
 
-// choose fills cluster and draining, and local if p needs it. It returns how many
-// endpoints did not fit.
+// choose fills cluster and draining, and local if p needs it, and returns how many did not fit.
 func (c *chooser) choose(p *service.Port) int {
 	c.cluster, c.wantCluster = c.firstOf(c.cluster, c.topology()|ready, serving|terminating)
 	c.local, c.wantLocal = c.local[:0], 0
@@ -535,9 +520,8 @@ func (c *chooser) choose(p *service.Port) int {
 	return max(excess, 0)
 }
 
-// pickDraining fills draining with endpoints that serve, answer, and were not picked. All
-// lists have the order of the candidates. Only UDP needs it: UDP flows have no end of
-// their own, so the proxy decides when to cut them.
+// pickDraining fills draining with endpoints that serve and were not picked, in order, for UDP: its
+// flows have no end of their own, so the proxy decides when to cut them.
 func (c *chooser) pickDraining(p *service.Port) {
 	c.draining = c.draining[:0]
 	if p.Name.Protocol != service.UDP {
@@ -558,9 +542,8 @@ func (c *chooser) pickDraining(p *service.Port) {
 	})
 }
 
-// pickListed fills listed with addresses that choose left out. All lists have the order
-// of the candidates. It skips addresses of this node, because the network plugin keeps
-// their objects.
+// pickListed fills listed with what choose left out, in the order of candidates, but addresses of
+// this node, of which the network plugin keeps the objects.
 func (c *chooser) pickListed() {
 	c.listed = c.listed[:0]
 	picked, more := c.cluster, c.local
@@ -578,10 +561,9 @@ func (c *chooser) pickListed() {
 	}
 }
 
-// topology returns the state that an endpoint needs to be preferred on this node. Hints
-// count only if every ready endpoint has them and at least one matches this node. So a
-// partial view never leaves a node without endpoints. Hints for nodes take precedence
-// over hints for zones. See
+// topology returns the state that makes an endpoint preferred here. Hints count only if all ready
+// endpoints have them and one matches, so a partial view leaves no node without endpoints. Those
+// for nodes precede those for zones:
 // https://kubernetes.io/docs/concepts/services-networking/topology-aware-routing/.
 func (c *chooser) topology() state {
 	all, some := c.readyHints()

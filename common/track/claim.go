@@ -18,13 +18,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// claims records which Service holds an address and which others claim it. The
-// ClusterIP's owner comes first, because the API server assigned it to one Service alone.
-// Then comes the owner of the load balancer's address, which a controller assigned.
-// External IPs come last, because every user can set them, and could divert and read the
-// traffic of others: kubernetes/kubernetes#97076 (CVE-2020-8554). Among equals the
-// Service that was created first holds the address, and by name among those of the same
-// second.
+// claims records which Service holds an address and which others claim it: a ClusterIP's owner
+// first, as the API server assigned it to one alone, then a load balancer's, by a controller.
+// External IPs come last, as every user can set them, and could divert and read others' traffic
+// (kubernetes/kubernetes#97076, CVE-2020-8554). Among equals the older Service holds it, then by
+// name.
 type claims struct {
 	holder map[service.Address]claim
 	queue  map[service.Address]*queue // the others that claim it
@@ -33,8 +31,7 @@ type claims struct {
 	external dependents
 	// endpoints are the Services whose endpoints have addresses near ClusterIPs.
 	endpoints dependents
-	// was has the former holder of each address whose holder has changed since the last
-	// update.
+	// was has the former holder of each address that changed it since the last update.
 	was   map[service.Address]claim
 	touch func(*serviceState) // queues a Service for the next update
 }
@@ -49,8 +46,7 @@ func newClaims(touch func(*serviceState)) claims {
 	return claims{map[service.Address]claim{}, map[service.Address]*queue{}, dependents{}, dependents{}, map[service.Address]claim{}, touch}
 }
 
-// rank is the precedence of a claim, lower is better. NodePorts compete with NodePorts
-// only.
+// rank is a claim's precedence, lower is better. NodePorts compete among themselves.
 func (c claim) rank() int {
 	switch c.kind {
 	case service.LoadBalancerIP:
@@ -69,8 +65,7 @@ func compareClaims(a, b claim) int {
 	)
 }
 
-// reason returns why c holds the address and another claim does not. Objects of manifests have
-// no time of creation.
+// reason returns why c holds the address and other does not. Manifests have no creation time.
 func (c claim) reason(other claim) string {
 	switch {
 	case c.rank() != other.rank():
@@ -99,7 +94,6 @@ func (c *claims) add(a service.Address, s claim) {
 	q.push(s)
 }
 
-// remove removes a claim to a.
 func (c *claims) remove(a service.Address, s claim) {
 	q := c.queue[a]
 	switch {
@@ -116,11 +110,9 @@ func (c *claims) remove(a service.Address, s claim) {
 	}
 }
 
-// hold makes now the holder of a instead of old. Either may be none. Both are queued.
-// Other claimants of the address, and external addresses that it refuses, are affected
-// only if the holder at the next update is another one. So until then the change is only
-// recorded, because an update may change the holder as often as there are claims. A later
-// claimant is queued anyway.
+// hold makes now the holder of a instead of old. Either may be none; both are queued. Other
+// claimants, and external addresses that it refuses, are affected by the holder at the next update
+// alone, which may change as often as there are claims.
 func (c *claims) hold(a service.Address, old, now claim) {
 	if now.serviceState == nil {
 		delete(c.holder, a)
@@ -167,8 +159,7 @@ var (
 	errScoped    = errors.New("has an IPv6 zone")
 )
 
-// parseAddr parses an address that traffic can be sent to. A link-local one is refused,
-// as by the API's validation of endpoints and external IPs.
+// parseAddr parses an address for traffic, not link-local, as the API's validation has it.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := parseAssigned(s)
 	if err == nil && a.IsLinkLocalUnicast() {
@@ -210,8 +201,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// collapse sorts prefixes and drops those that lie within another. Their host bits must
-// be clear. It reuses the slice.
+// collapse sorts prefixes without host bits, and drops those within another, in place.
 func collapse(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
@@ -232,22 +222,11 @@ func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// firstOf returns the first address of family f, or the zero Addr.
-func firstOf(addrs []netip.Addr, f service.Family) netip.Addr {
-	for _, a := range addrs {
-		if service.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
-
 // Host is the network state that the node itself reports.
 type Host struct {
 	// Addrs are the addresses of its interfaces, with the lengths of their networks.
 	Addrs []netip.Prefix
-	// Listening are the sockets that programs listen on. An unspecified IPv6 address
-	// stands for both families.
+	// Listening are the sockets of programs. An unspecified IPv6 address is for both families.
 	Listening []Socket
 }
 
@@ -309,9 +288,8 @@ func (d dependents) remove(a service.Address, s *serviceState) {
 	}
 }
 
-// refused returns why an external address and port is not served, empty if it is served,
-// and whether only this node refuses it. Every author of a Service can write an external
-// IP, but does not own the addresses of nodes.
+// refused returns why an external address and port is not served, if so, and whether only this node
+// refuses it: authors of Services do not own the addresses of nodes.
 func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thisNode bool) {
 	if !isExternalAddress(f.Kind) {
 		return "", false
@@ -353,8 +331,7 @@ func (s *serviceState) healthCheckPort() uint16 {
 	return 0
 }
 
-// checkKeys returns what a health check occupies: a TCP port of the node in both
-// families.
+// checkKeys returns what a health check occupies: a TCP port of the node in both families.
 func checkKeys(port uint16) []service.Address {
 	var keys []service.Address
 	for _, f := range service.Families {
@@ -411,9 +388,8 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 	})
 }
 
-// minPrefixBits is the least length of a range, by family. A shorter prefix must contain
-// more than Services. API servers accept at most 2^20 addresses by flag, see kubernetes:
-// cmd/kube-apiserver/app/options/validation.go.
+// minPrefixBits is the least length of a range: shorter ones have more than Services. API servers
+// take 2^20 addresses at most by flag: kubernetes: cmd/kube-apiserver/app/options/validation.go.
 var minPrefixBits = [...]int{service.IPv4: 8, service.IPv6: 32}
 
 func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
@@ -440,15 +416,12 @@ func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
 	return r
 }
 
-// maxExempt bounds the addresses of a range for which nothing is dropped because they
-// are endpoints. A backend has a rule for each.
+// maxExempt bounds a range's addresses that are endpoints' and not dropped, by a rule each.
 const maxExempt = 256
 
-// serviceCIDRs sets the ranges of all ServiceCIDRs, which may overlap, and the addresses
-// of endpoints in them. It leaves out ranges that overlap the node's or the pods' networks:
-// those addresses would be cut off. Every author of an EndpointSlice can write an address,
-// so endpoints in a range exempt no other address of it. serviceCIDRs returns notes about
-// all faults.
+// serviceCIDRs sets the ranges of all ServiceCIDRs, which may overlap, without those that overlap
+// the node's or the pods' networks, and the addresses of endpoints in them, which exempt no other
+// address: any author of an EndpointSlice can write one. It returns notes about all faults.
 func (t *Tracker) serviceCIDRs(node *service.Node) []note {
 	var all []netip.Prefix
 	var exempt []netip.Addr

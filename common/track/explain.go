@@ -19,8 +19,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Listed is an address that EndpointSlices list for a Service port. The JSON form of this
-// and the types below is in answers to users.
+// Listed is an address in EndpointSlices of a port. The JSON form is in answers to users.
 type Listed struct {
 	Address string `json:"address"`        // with its port
 	Node    string `json:"node,omitempty"` // as the slice says
@@ -78,8 +77,7 @@ type Choice struct {
 	Left []netip.AddrPort
 }
 
-// Choice explains the endpoints of a Service port as the latest snapshot has them. The
-// result is empty if the Service is not served.
+// Choice explains a Service port's endpoints in the latest snapshot, empty if it is not served.
 func (t *Tracker) Choice(f service.Family, name service.PortName) Choice {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -169,8 +167,7 @@ func (in *interner) placesOf(from []origin) map[netip.Addr]place {
 	return at
 }
 
-// use says whether e is in list, which holds the candidates with all of want. The reason
-// ends with but.
+// use says whether e is in list, of the candidates with all of want. The reason ends with but.
 func (c *chooser) use(e candidate, list []service.Endpoint, want state, but string) Use {
 	used := service.Lists(list, e.addr)
 	return Use{used, c.reason(e, want, used) + but}
@@ -266,16 +263,14 @@ func (t *Tracker) setReason(name types.NamespacedName, reason string) {
 	t.reasons[name] = reason
 }
 
-// Unproxied returns why a Service that exists is not served at all, as a clause without
-// its subject. It returns "" for other names.
+// Unproxied returns in a clause why a Service that exists is not served at all, or "".
 func (t *Tracker) Unproxied(name types.NamespacedName) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.reasons[name]
 }
 
-// ServicePorts lists the ports that a Service specifies, in their order, whether or not
-// they are in the snapshot.
+// ServicePorts lists the ports that a Service specifies, in the snapshot or not.
 func (t *Tracker) ServicePorts(name types.NamespacedName) []*service.Port {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -324,8 +319,7 @@ const (
 	OfServiceCIDR
 )
 
-// Problem is content of the cluster that had to be left out or interpreted. It never
-// stops the rest.
+// Problem is what had to be left out or interpreted. It never stops the rest.
 type Problem struct {
 	Kind    Kind
 	Service types.NamespacedName // of kind OfService only

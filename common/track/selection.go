@@ -10,8 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// AnnotationSelection of a Service says how its connections get an endpoint, as
-// Options.Selection does for all.
+// AnnotationSelection of a Service overrides Options.Selection.
 const AnnotationSelection = "kubeproxy.io/selection"
 
 // Selection says how connections get an endpoint. Empty is SelectRandom.
@@ -27,12 +26,12 @@ const (
 // selections are the choices of a Service, by the number that is kept of it.
 var selections = [...]Selection{"", SelectRandom, SelectConsistent, SelectConsistentAll}
 
-// readSelection reads the annotation, and returns the place in selections.
-func (b *builder) readSelection() byte {
-	text, set := b.service.Annotations[AnnotationSelection]
-	i := slices.Index(selections[1:], Selection(text)) + 1
+// readChoice returns an annotation's place in choices, which text names, 0 if the default holds.
+func readChoice[T ~string](b *builder, annotation, text string, choices []T) byte {
+	value, set := b.service.Annotations[annotation]
+	i := slices.Index(choices[1:], T(value)) + 1
 	if i == 0 && set {
-		b.notes.add("metadata.annotations["+AnnotationSelection+"]", "%.80q is not random, consistent or consistent-all; the default holds", text)
+		b.notes.add("metadata.annotations["+annotation+"]", "%.80q is not %s; the default holds", value, text)
 	}
 	return byte(i)
 }

@@ -17,12 +17,10 @@ import (
 	"kubeproxy/common/service"
 )
 
-// AnnotationSilent of a Service says what becomes of its endpoints that do not answer, as
-// Options.SilentEndpoints does for all.
+// AnnotationSilent of a Service overrides Options.SilentEndpoints.
 const AnnotationSilent = "kubeproxy.io/silent-endpoints"
 
-// Silent says what becomes of endpoints that are ready and do not answer. Empty is
-// SilentOff.
+// Silent is what becomes of ready endpoints that do not answer. Empty is SilentOff.
 type Silent string
 
 // The choices.
@@ -34,16 +32,6 @@ const (
 
 // silents are the choices of a Service, by the number that is kept of it.
 var silents = [...]Silent{"", SilentOff, SilentObserve, SilentOn}
-
-// readSilent reads the annotation, and returns the place in silents.
-func (b *builder) readSilent() byte {
-	text, set := b.service.Annotations[AnnotationSilent]
-	i := slices.Index(silents[1:], Silent(text)) + 1
-	if i == 0 && set {
-		b.notes.add("metadata.annotations["+AnnotationSilent+"]", "%.80q is not off, observe or on; the default holds", text)
-	}
-	return byte(i)
-}
 
 // silentPolicy returns what holds for the endpoints of s.
 func (t *Tracker) silentPolicy(s *serviceState) Silent {
@@ -89,8 +77,7 @@ type SilentUse struct {
 	LeftOut  bool // it gets no new connections of this port, or not all
 }
 
-// SilentUses returns the Service ports that would use an endpoint which does not answer, unless
-// that is not looked for.
+// SilentUses returns the Service ports with endpoints that do not answer, if that is looked for.
 func (t *Tracker) SilentUses() []SilentUse {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,8 +116,7 @@ func (t *Tracker) addSilent(all []SilentUse, s *serviceState) []SilentUse {
 	return all
 }
 
-// markSilent marks the Services that leave out silent endpoints and have one of changed. It
-// reads all slices: changes are rare.
+// markSilent marks the Services that leave out one of changed, by all slices: that is rare.
 func (t *Tracker) markSilent(changed map[service.Address]bool) bool {
 	addrs := map[netip.Addr]bool{}
 	for a := range changed {
@@ -147,8 +133,7 @@ func (t *Tracker) markSilent(changed map[service.Address]bool) bool {
 	return marked
 }
 
-// lists reports whether s has an endpoint in all. Their addresses are in addrs, to look
-// at few ports.
+// lists reports whether s has an endpoint in all, whose addresses are in addrs.
 func (s *slice) lists(addrs map[netip.Addr]bool, all map[service.Address]bool) bool {
 	for i := range s.endpoints {
 		a := s.addr(i)
@@ -308,8 +293,7 @@ func (c *chooser) leaveOut(p *service.Port, list []service.Endpoint) []service.E
 	})
 }
 
-// silence says since when a candidate does not answer, as the end of a reason. It is empty
-// for others.
+// silence says since when a candidate does not answer, as the end of a reason, else "".
 func (c *chooser) silence(e candidate, used bool) string {
 	since, silent := c.silent[service.AddressOf(c.protocol, e.addr)]
 	if !silent || c.policy == SilentOff {

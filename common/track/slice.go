@@ -17,8 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// slice is what the Tracker keeps of an EndpointSlice. It is compact because there is one
-// for about every ten endpoints.
+// slice is what is kept of an EndpointSlice, compact: there is one for ten endpoints.
 type slice struct {
 	*sliceLayout // shared, so read-only
 	owner        *serviceState
@@ -41,8 +40,7 @@ type sliceLayout struct {
 type endpoint struct {
 	hint  uint32 // 1 + index into zones, 0 without zone hints
 	state state
-	// place is an index into the places of the interner. It only explains, and does not
-	// affect what is forwarded.
+	// place is an index into the interner's places. It only explains.
 	place uint16
 }
 
@@ -86,8 +84,7 @@ func (s *slice) addr(i int) netip.Addr {
 	return a
 }
 
-// localReady counts the addresses on this node that are ready, by family. It counts only
-// for a Service with a health check.
+// localReady counts ready addresses of this node by family, for a Service with a health check.
 func (s *serviceState) localReady() [2]int {
 	var n [2]int
 	if len(s.want) == 0 || s.want[0].HealthCheck == 0 {
@@ -213,8 +210,7 @@ func (p *packer) endpoint(i int, from *discoveryv1.Endpoint) {
 	p.out.addrs = append(p.out.addrs, addr.AsSlice()...)
 }
 
-// condition applies the API's defaults: without conditions an endpoint is ready, serving
-// and not terminating.
+// condition applies the API's defaults: ready, serving and not terminating.
 func (p *packer) condition(c discoveryv1.EndpointConditions) state {
 	var s state
 	if c.Ready == nil || *c.Ready {
@@ -280,14 +276,12 @@ func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
 	return p.hints[all]
 }
 
-// normalize makes node names comparable: Windows and some clouds report upper case, and
-// flags may contain spaces.
+// normalize makes node names comparable: some report upper case, and flags may have spaces.
 func normalize(node string) string {
 	return strings.ToLower(strings.TrimSpace(node))
 }
 
-// interner shares values that occur many times: namespaces, port names, zones and layouts
-// of slices.
+// interner shares frequent values: namespaces, port names, zones and layouts of slices.
 type interner struct {
 	seen    map[string]string
 	layouts map[string]*sliceLayout
@@ -315,8 +309,7 @@ func (in *interner) intern(s string) string {
 	return s
 }
 
-// internLayout returns k or an equal layout that is known already. Layouts with notes are
-// not shared.
+// internLayout returns k or an equal layout that is known. Those with notes are not shared.
 func (in *interner) internLayout(k *sliceLayout) *sliceLayout {
 	if len(k.notes) > 0 {
 		return k
@@ -341,8 +334,7 @@ func (in *interner) internLayout(k *sliceLayout) *sliceLayout {
 	return k
 }
 
-// internPlace returns the index of at in places. Places are never forgotten. When the
-// table is full, further ones count as unknown.
+// internPlace returns the index of at in places. When the table is full, others are unknown.
 func (in *interner) internPlace(at place) uint16 {
 	if i, ok := in.placeIndex[at]; ok {
 		return i

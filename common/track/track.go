@@ -28,19 +28,16 @@ type Options struct {
 	NodeName string       // this node, as the API names it
 	NodeIPs  []netip.Addr // come before the Node's own, family by family
 	Pods     service.LocalPods
-	// PodsFromNode takes the prefixes of local pods from the Node instead of from Pods.
-	// Until the Node has one, no client counts as a pod.
+	// PodsFromNode takes local pods' prefixes from the Node, without one none, instead of Pods.
 	PodsFromNode bool
 	NodePorts    []netip.Prefix // see service.Node
-	// NodePortsPrimary adds the node's primary address of each family to NodePorts. It
-	// adds none for a family whose address is unknown.
+	// NodePortsPrimary adds the node's primary addresses, as far as known, to NodePorts.
 	NodePortsPrimary bool
 	// NodePortsEverywhere is as in service.Node.
 	NodePortsEverywhere bool
 	MasqueradeAll       bool
 	IgnoreExternalIPs   bool // leave out spec.externalIPs of Services
-	// ProxyName is the value of LabelProxyName on the Services of this proxy. Empty
-	// selects Services without the label.
+	// ProxyName is the Services' LabelProxyName, empty for those without the label.
 	ProxyName string
 	// Listed fills service.Port.Listed.
 	Listed bool
@@ -53,16 +50,14 @@ type Options struct {
 
 // Listener is notified of what a Tracker finds. Functions that are nil are left out.
 type Listener struct {
-	// Changed is called after each call to the Sink that may lead to a new snapshot or a
-	// new problem. It must return at once.
+	// Changed is called when there may be a new snapshot or problem. It must return at once.
 	Changed func()
 	// Found is called from within Latest with the problems that appear, in their order.
 	Found func([]Problem)
 }
 
-// Tracker is a source.Sink that publishes snapshots. Latest applies the rules of the API,
-// and only to what changed since the last snapshot. All methods may be called from any
-// goroutine.
+// Tracker is a source.Sink that publishes snapshots. Latest applies the API's rules to what changed
+// since the last one. It is safe for concurrent use.
 type Tracker struct {
 	options Options
 	name    string // of the node, normalized
@@ -82,30 +77,26 @@ type Tracker struct {
 	silent    map[service.Address]time.Time // see SetSilent
 	synced    bool
 	unread    int // see source.Sink
-	// batching means that a Batch runs. batchChanged means that it changed something, or
-	// that Latest returned an older snapshot because of it.
+	// batching means that a Batch runs, batchChanged that it changed something, or delayed Latest.
 	batching, batchChanged bool
 
 	dirty     []*serviceState
 	nodeDirty bool // the node may have changed
 	latest    *service.Snapshot
 	chooser   chooser
-	// problems are those that were reported and still exist, by Service. Those of the own
-	// Node have the zero name.
+	// problems are those reported that still exist, by Service, the own Node's under the zero name.
 	problems map[types.NamespacedName][]Problem
 	// reasons are why Services that exist are not served at all.
 	reasons    map[types.NamespacedName]string
 	departures [2]uint64 // by family, see Departures
 }
 
-// serviceState is the state of one Service: its object, if there is one, and its slices,
-// which may arrive first.
+// serviceState is a Service: its object, if there is one, and its slices, maybe earlier.
 type serviceState struct {
 	name    types.NamespacedName
 	created int64 // seconds
-	// want holds the Ports that the Service specifies, in its order; their endpoints are
-	// unused. have holds those in the latest snapshot. A Port that got all its frontends
-	// is in both, to save memory.
+	// want holds the Ports that the Service specifies, without endpoints, have those in the latest
+	// snapshot. One that got all its frontends is in both, to save memory.
 	want, have []*service.Port
 	slices     []*slice // by name
 	notes      []note
@@ -252,8 +243,7 @@ func (t *Tracker) SetNode(o *corev1.Node) {
 	})
 }
 
-// DeleteNode does nothing. The node that this process runs on exists even if its Node
-// object does not, so the last known state remains valid.
+// DeleteNode does nothing: the node exists without its Node, and what is known remains valid.
 func (t *Tracker) DeleteNode() {}
 
 // Synced allows Latest to publish.
@@ -274,8 +264,7 @@ func (t *Tracker) Unread(n int) {
 	})
 }
 
-// Batch implements source.Sink: until apply returns, Latest returns the same snapshot as
-// before.
+// Batch implements source.Sink: until apply returns, Latest returns what it did before.
 func (t *Tracker) Batch(apply func()) {
 	t.mu.Lock()
 	t.batching, t.batchChanged = true, false
@@ -290,8 +279,7 @@ func (t *Tracker) Batch(apply func()) {
 	}
 }
 
-// Latest returns the present snapshot, or nil before Synced. It returns the same pointer
-// until something changes.
+// Latest returns the present snapshot, the same pointer until something changes, nil before Synced.
 func (t *Tracker) Latest() *service.Snapshot {
 	t.mu.Lock()
 	if !t.synced {
@@ -330,8 +318,7 @@ func (t *Tracker) Problems() []Problem {
 	return all
 }
 
-// change runs do under the lock. do returns whether it changed anything, and so does
-// change.
+// change runs do under the lock, and returns as do whether it changed anything.
 func (t *Tracker) change(do func() bool) bool {
 	t.mu.Lock()
 	changed := do()
@@ -346,8 +333,7 @@ func (t *Tracker) change(do func() bool) bool {
 
 func bySliceName(a, b *slice) int { return cmp.Compare(a.name, b.name) }
 
-// Reconfigure applies changed settings. It ignores NodeName and IgnoreExternalIPs: the
-// Tracker keeps no objects that it could read again.
+// Reconfigure applies changed settings but NodeName and IgnoreExternalIPs: no objects are kept.
 func (t *Tracker) Reconfigure(o Options) {
 	t.change(func() bool {
 		before := t.options.node(t.nodeInfo)
@@ -361,8 +347,7 @@ func (t *Tracker) Reconfigure(o Options) {
 		if sameNode(before, now) {
 			return changed
 		}
-		// Addresses affect hairpin traffic and, with NodePorts, which addresses are
-		// refused.
+		// They affect hairpin traffic and, with NodePorts, which addresses are refused.
 		if !slices.Equal(before.Addrs, now.Addrs) || !slices.Equal(before.NodePorts, now.NodePorts) {
 			for _, s := range t.services {
 				t.markDirty(s)
@@ -373,13 +358,11 @@ func (t *Tracker) Reconfigure(o Options) {
 	})
 }
 
-// queue holds the claims to one address that another Service holds. Each operation costs
-// the logarithm of their number.
+// queue holds the claims to an address of another Service, by the logarithm of their number.
 type queue struct {
 	list  []claim       // a heap, the next holder first
 	place map[claim]int // where in list
-	// again counts claims that one Service makes more than once, as for a NodePort
-	// that is its healthCheckNodePort.
+	// again counts repeated claims of a Service, as a NodePort that is its healthCheckNodePort.
 	again map[claim]int
 }
 
@@ -449,8 +432,7 @@ type origin struct {
 	port  uint16
 }
 
-// index finds the origins of a Service's Ports. A Service with few Ports gets no map; its
-// slices are scanned for each Port.
+// index finds the origins of a Service's Ports, for few Ports by scanning instead of a map.
 type index struct {
 	slices  []*slice
 	origins map[originKey][]origin

@@ -86,8 +86,7 @@ func (t *Tracker) release(s *serviceState) {
 	eachClaim(s, remove, t.claims.external.remove)
 }
 
-// eachClaim calls change for every address that s claims, and external for every key of
-// claims.external.
+// eachClaim calls change for every address of s, and external for every key of claims.external.
 func eachClaim(s *serviceState, change func(service.Address, service.Kind), external func(service.Address, *serviceState)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
@@ -110,8 +109,7 @@ func eachClaim(s *serviceState, change func(service.Address, service.Kind), exte
 	}
 }
 
-// update makes the next snapshot if anything changed, and returns the
-// problems that are new.
+// update makes the next snapshot if anything changed, and returns new problems.
 func (t *Tracker) update() []Problem {
 	if t.misplaced.stale {
 		t.recount()
@@ -237,8 +235,7 @@ func find(list []*service.Port, p *service.Port, i int) *service.Port {
 	return nil
 }
 
-// port returns want with its frontends and endpoints. The result is old itself if nothing
-// changed, and nil if no frontend is left.
+// port returns want with frontends and endpoints, old itself if unchanged, nil without frontend.
 func (r *resolver) port(want, old *service.Port) *service.Port {
 	p := *want
 	if p.Frontends = r.frontends(want); len(p.Frontends) == 0 {
@@ -277,8 +274,7 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 	return &p
 }
 
-// reuse returns old if it equals fresh, nil if fresh is empty, and otherwise a copy of
-// fresh.
+// reuse returns old if it equals fresh, nil if fresh is empty, and otherwise a copy of fresh.
 func reuse[T comparable](old, fresh []T) []T {
 	switch {
 	case len(fresh) == 0:
@@ -294,8 +290,7 @@ func sameList[T any](old, now []T) bool {
 	return len(old) == len(now) && (len(old) == 0 || &old[0] == &now[0])
 }
 
-// frontends returns those frontends of want that its Service holds. It returns want's own
-// list if all remain unchanged.
+// frontends returns the frontends that the Service holds, want's own list if those are all.
 func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	list, own := want.Frontends, true
 	for i, f := range want.Frontends {
@@ -321,9 +316,8 @@ func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	return list
 }
 
-// hairpin returns f's sources, with f's own address added if the node may connect. A
-// packet that the node sends to a load balancer's address can have that very address as
-// its source if the address is local.
+// hairpin returns f's sources, with its own address if the node may connect: that is the source of
+// what the node sends to a local load balancer's address.
 func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
 	if len(f.Sources) == 0 || containsAddr(f.Sources, f.Addr) {
 		return f.Sources, false
@@ -368,8 +362,7 @@ func (n *nodeInfo) same(g *nodeInfo) bool {
 		slices.Equal(n.notes, g.notes)
 }
 
-// readNode reads n. Addresses and prefixes keep the API's order, in which the primary one
-// of a family comes first.
+// readNode reads n in the API's order, in which a family's primary address comes first.
 func readNode(n *corev1.Node) *nodeInfo {
 	var notes notes
 	f := &nodeInfo{zone: n.Labels[corev1.LabelTopologyZone]}
@@ -415,7 +408,7 @@ func readNode(n *corev1.Node) *nodeInfo {
 
 // fill returns addrs. If addrs has none of family f, it appends those from spare.
 func fill(addrs, spare []netip.Addr, f service.Family) []netip.Addr {
-	if firstOf(addrs, f).IsValid() {
+	if service.FirstOf(addrs, f).IsValid() {
 		return addrs
 	}
 	for _, a := range spare {
@@ -455,7 +448,7 @@ func (o *Options) node(f *nodeInfo) *service.Node {
 		return n
 	}
 	for _, family := range service.Families {
-		a := firstOf(n.Addrs, family)
+		a := service.FirstOf(n.Addrs, family)
 		if a.IsValid() {
 			n.NodePorts = append(n.NodePorts, netip.PrefixFrom(a, a.BitLen()))
 		}

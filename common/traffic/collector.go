@@ -37,8 +37,7 @@ func (c Counts) Plus(d Counts) Counts {
 	}
 }
 
-// Since returns what was counted after last. A counter with a lower value than before has
-// started again at 0.
+// Since returns what was counted after last. A counter with a lower value began again at 0.
 func (c Counts) Since(last Counts) Counts {
 	if c.Connections < last.Connections || c.PacketsIn < last.PacketsIn || c.PacketsOut < last.PacketsOut ||
 		c.BytesIn < last.BytesIn || c.BytesOut < last.BytesOut {
@@ -72,8 +71,7 @@ type Sample struct {
 	Counts
 }
 
-// Reader reads the counters of a dataplane for one family. Its methods are called from
-// one goroutine at a time, while rounds go on.
+// Reader reads a dataplane's counters for one family, one call at a time, beside rounds.
 type Reader interface {
 	// Kinds returns what it counts besides connections.
 	Kinds() Kinds
@@ -100,8 +98,7 @@ type Collector struct {
 	named ranking
 }
 
-// pair is an endpoint of a Service port. All removed endpoints share one without an
-// address.
+// pair is an endpoint of a Service port. Removed ones share one without an address.
 type pair struct {
 	name     service.PortName
 	endpoint netip.AddrPort
@@ -123,8 +120,7 @@ const (
 	costFactor = 50
 )
 
-// Run reads the counters until ctx ends. Their values at the start were counted for an
-// earlier process.
+// Run reads the counters until ctx ends. At the start they are an earlier process's.
 func (c *Collector) Run(ctx context.Context) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()

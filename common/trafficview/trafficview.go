@@ -250,7 +250,6 @@ func (q *Query) answer(first, second *Response) *Answer {
 	return a
 }
 
-// endpoints returns the endpoints of a Service.
 func (a *Answer) endpoints(last, now traffic.Service) []Endpoint {
 	type key struct{ port, protocol, address string }
 	before := map[key]traffic.Counts{}

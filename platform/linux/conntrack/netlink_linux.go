@@ -215,12 +215,8 @@ func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
 // noRoute reports whether err means that there is no route, or a route of type
 // unreachable, prohibit, blackhole or throw, see ip-route(8).
 func noRoute(err error) bool {
-	for _, e := range []unix.Errno{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAGAIN} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	of := []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAGAIN}
+	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }
 
 // socketBuffer holds the kernel's answers until they are read.

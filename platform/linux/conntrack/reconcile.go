@@ -187,7 +187,6 @@ func filters(rules []Rule) []Filter {
 	return all
 }
 
-// filtersOf returns the filters for the rules of one protocol.
 func filtersOf(p service.Protocol, rules []Rule) []Filter {
 	var narrow, wide []Filter
 	for _, r := range rules {

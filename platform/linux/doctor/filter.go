@@ -50,7 +50,6 @@ func (c *Chain) ofIPTables() bool {
 	return c.Legacy || c.Family != "inet" && c.Table == "filter" && c.Name == strings.ToUpper(string(c.Hook))
 }
 
-// command returns the iptables command for the chain.
 func (c *Chain) command() string {
 	name := "iptables"
 	if c.Family == "ip6" {

@@ -297,7 +297,6 @@ func (m Mode) relays() bool  { return m.Relays }
 func (m Mode) xtables() bool { return m.XTables }
 func (m Mode) routes() bool  { return m.Routes }
 
-// modeCheck returns the Check whether the node has what the mode needs.
 func (n *Node) modeCheck(m Mode) doctor.Check {
 	return doctor.Check{Name: "mode " + m.Name, Look: func(context.Context) (doctor.Seen, error) {
 		families, err := n.families()

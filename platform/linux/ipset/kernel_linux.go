@@ -324,7 +324,6 @@ func (k *Kernel) retryOneByOne(s Set, c elementCommand, members []Member) error 
 	return nil
 }
 
-// withoutComments returns members without comments.
 func withoutComments(members []Member) []Member {
 	members = slices.Clone(members)
 	for i := range members {

@@ -288,7 +288,6 @@ func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []c
 	return all, same
 }
 
-// frontendKinds reports which kinds of frontends p has.
 func frontendKinds(p *service.Port) (internal, external bool) {
 	for i := range p.Frontends {
 		if p.Frontends[i].Kind.External() {

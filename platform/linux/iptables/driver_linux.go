@@ -123,7 +123,6 @@ func (r *runner) open() error {
 	return err
 }
 
-// chooseName sets the name of the commands.
 func (r *runner) chooseName() {
 	r.name = command(r.family)
 	if r.dir == "" {

@@ -266,7 +266,6 @@ type key struct {
 	check bool // port is a healthCheckNodePort, not a NodePort
 }
 
-// healthKey returns the key for the health check of p.
 func healthKey(p *service.Port) key {
 	return key{table: filter, port: p.HealthCheck, proto: service.TCP, check: true}
 }
@@ -530,7 +529,6 @@ func hashedName(prefix string, parts ...string) string {
 	return prefix + base32.StdEncoding.EncodeToString(s[:])[:hashLen]
 }
 
-// portChainName returns the name of a chain of p.
 func portChainName(prefix string, p *service.Port) string {
 	return hashedName(prefix, p.Name.String(), p.Name.Protocol.String())
 }

@@ -240,7 +240,6 @@ func (s *stage) ensure(chains ...chain) {
 	}
 }
 
-// changePort adds the change of one Port.
 func (s *stage) changePort(c service.Change, node *service.Node) {
 	s.changes = append(s.changes, c)
 	stay := map[id]bool{}

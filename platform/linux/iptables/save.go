@@ -86,7 +86,6 @@ func (o *observed) rule(in id, rule string) {
 	}
 }
 
-// targetOf returns the target of a rule.
 func targetOf(words []string) string {
 	if to := packet.Argument(words, "-j"); to != "" {
 		return to

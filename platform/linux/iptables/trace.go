@@ -414,7 +414,6 @@ func (c *traceComparison) compareChain(i id, packets []packet.Packet) {
 	c.compareRules(i, have, want)
 }
 
-// concerning returns those of rules that concern one of the packets.
 func concerning(rules []packet.Rule, packets []packet.Packet) []string {
 	var all []string
 	for i := range rules {

@@ -273,14 +273,7 @@ func inOrder(has, named []netip.Addr) []netip.Addr {
 }
 
 // source returns the source address of the node's own connections to Services.
-func (v nodeView) source(f service.Family) netip.Addr {
-	for _, a := range v.node.Addrs {
-		if service.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return netip.Addr{}
-}
+func (v nodeView) source(f service.Family) netip.Addr { return service.FirstOf(v.node.Addrs, f) }
 
 // Cleanup implements reconcile.Backend. Foreign virtual servers stay, and so do those in
 // excluded prefixes.

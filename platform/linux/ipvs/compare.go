@@ -284,7 +284,6 @@ func (p *plan) causedByOthers(o op) bool {
 	return o.verb == delServerFromSet || o.verb == addServerToSet && !owned
 }
 
-// portError wraps err with the Port of u.
 func (u *unit) portError(err error) error {
 	if u.port == nil {
 		return err
@@ -376,7 +375,6 @@ func (o Options) server(p *service.Port) server {
 	return s
 }
 
-// ownAddrs returns the node's own addresses of one family.
 func ownAddrs(node *service.Node, f service.Family) []netip.Addr {
 	var own []netip.Addr
 	for _, a := range node.Addrs {

@@ -402,7 +402,6 @@ type failedPorts map[service.PortName][]service.Address
 // maxFailedPorts limits them. Reading more servers one by one takes longer than a list.
 const maxFailedPorts = 64
 
-// findFailedPorts returns the Ports that errs are about.
 func (p *plan) findFailedPorts(errs []error) failedPorts {
 	if len(errs) == 0 {
 		return nil
@@ -508,7 +507,6 @@ func (p *plan) serverKeys(port *service.Port) []service.Address {
 	return keys
 }
 
-// affects reports whether c concerns one of keys.
 func (p *plan) affects(c service.Change, keys map[service.Address]bool) bool {
 	return slices.ContainsFunc(slices.Concat(p.serverKeys(c.Old), p.serverKeys(c.New)), func(k service.Address) bool { return keys[k] })
 }

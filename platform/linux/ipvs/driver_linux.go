@@ -467,7 +467,6 @@ func probeSets(f service.Family) error {
 	return nil
 }
 
-// module returns the kernel module of type t.
 func module(t ipset.Type) string {
 	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(string(t))
 }

@@ -241,7 +241,6 @@ func (a *applier) steps(ops []op) error {
 	return joinFailures(ops, a.plan.backend.driver.Commit(a.ctx, ops))
 }
 
-// joinFailures joins the failures of ops.
 func joinFailures(ops []op, failed map[int]error) error {
 	var errs []error
 	for i := range ops {

@@ -38,8 +38,7 @@ const (
 // addDevice creates the interface and brings it up.
 func (k *kernel) addDevice() error {
 	l, err := k.links.LinkByName(Device)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, is := errors.AsType[netlink.LinkNotFoundError](err); is {
 		a := netlink.NewLinkAttrs()
 		a.Name = Device
 		if err := k.links.LinkAdd(&netlink.Dummy{LinkAttrs: a}); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -114,8 +113,7 @@ func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 // readRoutes reports whether the interface is there and usable, and returns our routes in any case.
 func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, is := errors.AsType[netlink.LinkNotFoundError](err); is {
 		return false, nil, nil
 	}
 	if err != nil {

@@ -133,7 +133,6 @@ func (r *rules) readSizes() (map[string]int, error) {
 	return sizes, nil
 }
 
-// planChanges plans from one snapshot to the next.
 func (p *rulesPlan) planChanges(h *installedSets, want *service.Snapshot) {
 	p.next = &installedSets{snapshot: want, localNode: h.localNode, uses: h.uses, readAt: h.readAt}
 	if want == h.snapshot {
@@ -200,7 +199,6 @@ func (r *rules) Cleanup(ctx context.Context) error {
 	return destroy(r.family, r.sets)
 }
 
-// destroy destroys the sets of f.
 func destroy(f service.Family, d ipsets) error {
 	heads, err := d.Headers()
 	if err != nil {
@@ -312,7 +310,6 @@ func (p *rulesPlan) findComments() {
 	}
 }
 
-// comment returns the comment of an element that p adds or renames.
 func (p *rulesPlan) comment(e element) string {
 	if comment, found := p.comments[e]; found {
 		return comment
@@ -364,7 +361,6 @@ func (d *difference) sort() {
 	slices.SortFunc(d.rename, element.compare)
 }
 
-// diff returns the difference from have to want.
 func diff(have, want map[element]use) difference {
 	var d difference
 	for e, u := range want {

@@ -48,7 +48,6 @@ var setNames = []string{
 	healthCheckSet,
 }
 
-// allNames lists all sets.
 func allNames() []string {
 	return append(setNames[:len(setNames):len(setNames)], virtualServerSet, nodeIPSet)
 }
@@ -101,7 +100,6 @@ func (l localNode) reservationsChange(cs []service.Change) bool {
 	return slices.ContainsFunc(cs, func(c service.Change) bool { return !slices.Equal(l.reservedBy(c.Old), l.reservedBy(c.New)) })
 }
 
-// addresses returns where frontend f of p answers.
 func (l localNode) addresses(p *service.Port, f *service.Frontend) []service.Address {
 	all := addressesOf(p, f, l.node)
 	if f.Kind == service.NodePort {

@@ -139,7 +139,6 @@ func leftChains() []*chain {
 	return all
 }
 
-// leftElements returns the elements for flows, sorted.
 func leftElements(flows []conntrack.Flow) []element {
 	all := make([]element, len(flows))
 	for i, f := range flows {

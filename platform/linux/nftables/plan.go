@@ -318,7 +318,6 @@ func appendChain(ops []op, chains ...*chain) []op {
 	return ops
 }
 
-// appendChainDelete appends the ops that delete c.
 func appendChainDelete(ops []op, c *chain) []op {
 	return append(ops, op{verb: flushChain, chain: c}, op{verb: delChain, chain: c})
 }

@@ -760,7 +760,6 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// loopbackPrefix returns the loopback addresses of f.
 func loopbackPrefix(f service.Family) netip.Prefix {
 	if f == service.IPv6 {
 		return netip.PrefixFrom(netip.IPv6Loopback(), 128)

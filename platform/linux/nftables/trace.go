@@ -168,7 +168,6 @@ func compile(rules []rule, f service.Family) []packet.Rule {
 	return all
 }
 
-// find looks for a key of the packet.
 func (t *tracer) find(in *set, key []byte) (packet.Element, bool) {
 	e, found := t.element(in, key)
 	if !found {

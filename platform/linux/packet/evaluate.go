@@ -29,7 +29,6 @@ type evaluator struct {
 	sure bool
 }
 
-// evaluate returns what a rule does.
 func (v *visit) evaluate(r *Rule) (effect, error) {
 	e := &evaluator{Packet: v.Packet, tables: v.Tables, chain: v.in, effect: effect{match: Yes}, sure: v.sure || v.own}
 	for _, x := range r.Expressions {
@@ -55,7 +54,6 @@ func Concerns(r *Rule, p Packet) bool {
 	return true
 }
 
-// expression evaluates one expression.
 func (e *evaluator) expression(x Expression) error {
 	switch x := x.(type) {
 	case PayloadLoad, MetaLoad, ConntrackLoad, Immediate, Bitwise, ByteOrder, Fib:

@@ -201,7 +201,6 @@ func (w *ways) add(o explain.Obstacle, about netip.Addr) *found {
 // text names the first addresses.
 func (f *found) text() string { return strings.Replace(f.What, "%s", explain.Some(f.about), 1) }
 
-// report returns the obstacles and the doubts.
 func (w *ways) report() (all []explain.Obstacle, doubts []explain.Doubt) {
 	for _, f := range w.found {
 		if f.doubt {

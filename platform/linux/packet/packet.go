@@ -108,7 +108,6 @@ const (
 	TransportBase = 2
 )
 
-// header returns what is known of a header.
 func (p *Packet) header(base uint8) bits {
 	switch {
 	case p.altered:
@@ -418,7 +417,6 @@ func Loopback() Link { return Link{Name: "lo", Index: 1} }
 // bits is data of which some bits are known. Unknown bits are 0 in value.
 type bits struct{ value, known []byte }
 
-// certain returns b, all known.
 func certain(b ...byte) bits {
 	known := make([]byte, len(b))
 	for i := range known {
@@ -455,10 +453,8 @@ func (b bits) part(offset, size int) bits {
 	return p
 }
 
-// kept returns a copy.
 func (b bits) kept() bits { return bits{slices.Clone(b.value), slices.Clone(b.known)} }
 
-// isKnown reports whether every bit is known.
 func (b bits) isKnown() bool {
 	for _, k := range b.known {
 		if k != 0xff {

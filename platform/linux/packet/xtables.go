@@ -220,7 +220,6 @@ func inPorts(load Expression, text string, not bool) []Expression {
 	return []Expression{load, Lookup{In: s, From: 1, Not: not}}
 }
 
-// addPorts adds a range of ports.
 func (s *Set) addPorts(low, high uint16) {
 	s.Elements = append(s.Elements, Element{Key: binary.BigEndian.AppendUint16(nil, low), KeyEnd: binary.BigEndian.AppendUint16(nil, high)})
 }

@@ -69,7 +69,6 @@ func Listeners(net fs.FS) ([]Listener, error) {
 	return all, nil
 }
 
-// readSockets returns the sockets in a state.
 func readSockets(r io.Reader, state string, listenersFirst bool) ([]Listener, error) {
 	var all []Listener
 	lines := bufio.NewScanner(r)

@@ -385,7 +385,7 @@ func suspicion(err error) string {
 
 // known returns err, or nil for an UnseenError: no round fails for what it neither made nor sees.
 func known(err error) error {
-	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) {
+	if _, is := errors.AsType[*UnseenError](err); is {
 		return nil
 	}
 	return err

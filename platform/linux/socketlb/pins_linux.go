@@ -291,7 +291,7 @@ func (l Leftovers) Evict() error {
 }
 
 func (l Leftovers) unchecked(err error) error {
-	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) {
+	if unseen, is := errors.AsType[*UnseenError](err); is {
 		return &takeover.UncheckedError{Err: unseen, Suspected: unseen.Likely || l.Wanted}
 	}
 	return err

@@ -447,7 +447,6 @@ func below(cgroup string) []string {
 	return all
 }
 
-// containers reports whether a cgroup has the name of one of a container.
 func containers(cgroup string) bool { return container.MatchString(filepath.Base(cgroup)) }
 
 // container matches what Docker, containerd, CRI-O, Podman, LXC and systemd-machined name the

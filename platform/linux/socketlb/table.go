@@ -87,7 +87,6 @@ func (l list) len() int        { return int(uint32(l)) }
 // entries returns the number of entries of the table, a power of two.
 func (m *Memory) entries() int { return len(m.frontends) / (words[m.family] + 1) }
 
-// size returns the number of slots.
 func (m *Memory) size() int { return len(m.slots) / words[m.family] }
 
 // at returns the name in entry i. It is the zero name in an unused one.
@@ -109,7 +108,6 @@ func (m *Memory) listWord(i int) *uint64 {
 // setList replaces the list of entry i by one store: a program reads the old or the new one.
 func (m *Memory) setList(i int, l list) { atomic.StoreUint64(m.listWord(i), uint64(l)) }
 
-// slot returns the endpoint in slot i.
 func (m *Memory) slot(i int) netip.AddrPort {
 	w := words[m.family]
 	return load(m.slots[i*w : (i+1)*w]).addrPort(m.family)

@@ -121,7 +121,7 @@ func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TC
 		})
 	}}
 	conn, err := d.DialTCP(ctx, "tcp", netip.AddrPort{}, to)
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
+	if op, is := errors.AsType[*net.OpError](err); is {
 		op.Source = nil // carries no information
 	}
 	if err == nil {

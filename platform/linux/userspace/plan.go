@@ -369,7 +369,6 @@ func (o Options) withListeners(p *service.Port, listener func(service.Policy) (u
 	return redirected
 }
 
-// sameRules reports whether p and q have the same rules.
 func sameRules(p, q *service.Port) bool {
 	return p.Internal == q.Internal && p.External == q.External && p.HealthCheck == q.HealthCheck &&
 		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&
@@ -488,7 +487,6 @@ func (t *target) frontend() netip.AddrPort {
 	return t.first
 }
 
-// onNode returns the endpoints of this node.
 func onNode(endpoints []service.Endpoint) []service.Endpoint {
 	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { return !e.Local })
 }
@@ -501,12 +499,10 @@ func addrs(endpoints []service.Endpoint) []netip.AddrPort {
 	return all
 }
 
-// listenerClaim returns the claim of a listener.
 func (t *target) listenerClaim() claim {
 	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
 }
 
-// clientClaim returns the claim of a client.
 func (t *target) clientClaim(client netip.Prefix, files int) claim {
 	c := t.listenerClaim()
 	c.files, c.client = files, client

@@ -256,12 +256,8 @@ func (l *tcpListener) dialOnce(e netip.AddrPort, d time.Duration, hops int) (*ne
 
 // exhausted reports whether this node, not the peer, lacks resources.
 func exhausted(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	of := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
+	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }
 
 // ledger counts what clients exchange with endpoints, nothing if nil. It is a traffic.Reader.
@@ -535,7 +531,6 @@ func (l *Limits) recordRefusal(why string, c claim) {
 	l.refusals.record(refusal{why, c.service, c.client, ""}, l)
 }
 
-// recordSystemError records an error of the system.
 func (l *Limits) recordSystemError(err error) {
 	l.refusals.record(refusal{reason: NoSystem, text: err.Error()}, l)
 }

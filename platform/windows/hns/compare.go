@@ -286,7 +286,6 @@ func (c *changeWork) add(x service.Change) {
 	c.units = append(c.units, u)
 }
 
-// delta returns the change of the claims.
 func (c *changeWork) delta() claims {
 	sum := newClaims()
 	for _, x := range c.changes {

@@ -312,7 +312,6 @@ func (n *Network) contains(a netip.Addr) bool {
 	return slices.ContainsFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// balancer returns the load balancer for one frontend.
 func (s *Site) balancer(p *service.Port, f service.Frontend, c targetGroup) DesiredLoadBalancer {
 	features := s.Version.Features()
 	lb := LoadBalancer{

@@ -278,15 +278,11 @@ func (b *binding) discover(l Listing, node *service.Node) (Site, *Endpoint, erro
 }
 
 func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
-	for _, a := range node.Addrs {
-		if service.FamilyOf(a) == f {
-			return a
-		}
+	all := node.Addrs
+	if n.Provider.IsValid() {
+		all = append(slices.Clip(all), n.Provider)
 	}
-	if n.Provider.IsValid() && service.FamilyOf(n.Provider) == f {
-		return n.Provider
-	}
-	return netip.Addr{}
+	return service.FirstOf(all, f)
 }
 
 // unavailable returns why family f cannot be programmed on this network, or "".

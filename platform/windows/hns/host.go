@@ -610,7 +610,6 @@ func (h *Host) pendingNow() *pendingList {
 	return h.pending
 }
 
-// runList lists.
 func (h *Host) runList(ctx context.Context, l *pendingList, start time.Time, known []string) {
 	listing, err := h.driver.List(ctx, All)
 	h.mu.Lock()

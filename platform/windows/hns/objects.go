@@ -66,17 +66,14 @@ type Endpoint struct {
 // HasAddr reports whether e has the address a.
 func (e *Endpoint) HasAddr(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
 
-// inFamily reports whether e has an address of family f.
 func (e *Endpoint) inFamily(f service.Family) bool {
-	return slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == f })
+	return service.FirstOf(e.Addrs, f).IsValid()
 }
 
 // addrIn returns the address of e in family f, otherwise its first one.
 func (e *Endpoint) addrIn(f service.Family) netip.Addr {
-	for _, a := range e.Addrs {
-		if service.FamilyOf(a) == f {
-			return a
-		}
+	if a := service.FirstOf(e.Addrs, f); a.IsValid() {
+		return a
 	}
 	return e.Addrs[0]
 }

@@ -497,7 +497,6 @@ func (p *pass) addChange(n service.PortName, format string, args ...any) {
 	p.changes = append(p.changes, c)
 }
 
-// formatEndpoints formats the addresses of endpoints.
 func (p *pass) formatEndpoints(ids []string) string {
 	return "[" + strings.Join(p.endpointTexts(ids), " ") + "]"
 }

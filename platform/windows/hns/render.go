@@ -176,7 +176,6 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 	return x
 }
 
-// complete returns all of r as text.
 func (r *rendering) complete() reconcile.Objects {
 	var head, tail reconcile.Objects
 	head.Add("network %s %s, HNS %s\n", r.Network, r.Kind, r.HNS)

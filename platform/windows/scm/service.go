@@ -137,7 +137,6 @@ func explain(doing, name string, err error) error {
 	return fmt.Errorf("%s service %s: %w: %s", doing, name, a.kind, a.remedy)
 }
 
-// hasCode reports whether err is or wraps code.
 func hasCode(err error, code syscall.Errno) bool {
 	got, ok := errors.AsType[syscall.Errno](err)
 	return ok && got == code
