@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // world is a network of endpoints, and what a Box says about it.
@@ -203,9 +204,8 @@ func (w *world) checkDials(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := perSecond; i < len(w.dials); i++ {
-		if d := w.dials[i].Sub(w.dials[i-perSecond]); d < time.Second {
-			t.Fatalf("%d dials in %v", perSecond+1, d)
-		}
+		d := w.dials[i].Sub(w.dials[i-perSecond])
+		kit.Need(t, d >= time.Second, "%d dials in %v", perSecond+1, d)
 	}
 }
 
@@ -218,19 +218,14 @@ func TestDeadAndBack(t *testing.T) {
 		took := w.waitFor(t, 700*time.Millisecond, endpoint(3))
 		r := w.Records()[endpoint(3)]
 		t.Logf("silent after %v: %+v, %d dials", took, r, w.dialled[endpoint(3)])
-		if r.Why == "" || time.Since(r.Since) > time.Second || !r.Until.After(time.Now()) {
-			t.Errorf("record %+v", r)
-		}
+		kit.Check(t, r.Why != "" && time.Since(r.Since) <= time.Second && r.Until.After(time.Now()), "record %+v", r)
 		w.rest(80 * time.Second)
-		if n := w.dialled[endpoint(3)]; n > 80 {
-			t.Errorf("%d dials in 80 s", n)
-		}
+		n := w.dialled[endpoint(3)]
+		kit.Check(t, n <= 80, "%d dials in 80 s", n)
 		w.set(w.dead, false, endpoint(3))
 		t.Logf("back after %v", w.waitFor(t, 10*time.Second))
 		w.rest(time.Minute)
-		if len(w.suspects) > 0 {
-			t.Errorf("still kept: %v", w.suspects)
-		}
+		kit.Check(t, len(w.suspects) == 0, "still kept: %v", w.suspects)
 		w.checkDials(t)
 	})
 }
@@ -262,17 +257,14 @@ func TestAllDead(t *testing.T) {
 			}
 			w.rest(300 * time.Millisecond)
 		}
-		if len(w.outs) > 0 {
-			t.Errorf("silent: %v", w.outs)
-		}
+		kit.Check(t, len(w.outs) == 0, "silent: %v", w.outs)
 		w.set(w.dead, false, endpoint(5)) // one is back: now the others count
 		for range 40 {
 			w.clients(endpoint(0), endpoint(1), endpoint(2), endpoint(3), endpoint(4))
 			w.rest(300 * time.Millisecond)
 		}
-		if n := len(w.list()); n != 5 {
-			t.Errorf("%d silent, want 5", n)
-		}
+		n := len(w.list())
+		kit.Check(t, n == 5, "%d silent, want 5", n)
 		w.checkDials(t)
 	})
 }
@@ -302,9 +294,7 @@ func TestAllDeadForRelay(t *testing.T) {
 		for range 40 {
 			relay(endpoint(1), endpoint(2), endpoint(3))
 		}
-		if len(w.outs) != 1 {
-			t.Errorf("silent: %v", w.outs)
-		}
+		kit.Check(t, len(w.outs) == 1, "silent: %v", w.outs)
 	})
 }
 
@@ -323,9 +313,7 @@ func TestLoss(t *testing.T) {
 					w.clients(endpoint(w.rand.IntN(10)), endpoint(w.rand.IntN(10)), endpoint(w.rand.IntN(10)))
 					w.rest(100 * time.Millisecond)
 				}
-				if len(w.outs) > 0 {
-					t.Errorf("silent at a loss of %v: %v", loss, w.outs)
-				}
+				kit.Check(t, len(w.outs) == 0, "silent at a loss of %v: %v", loss, w.outs)
 				t.Logf("%d dials", len(w.dials))
 				w.set(w.dead, true, endpoint(4))
 				limit := 5 * time.Second
@@ -382,18 +370,13 @@ func TestForged(t *testing.T) {
 		}
 		for i := range 100_000 {
 			w.Observe(Evidence{Endpoint: endpoint(i), Port: web, At: time.Now()})
-			if len(w.suspects) > most {
-				t.Fatalf("%d suspects", len(w.suspects))
-			}
+			kit.Need(t, len(w.suspects) <= most, "%d suspects", len(w.suspects))
 		}
 		w.rest(4 * time.Minute)
 		w.checkDials(t)
-		if len(w.outs) > 0 || len(w.dials) < 50*perSecond {
-			t.Errorf("silent: %v, %d dials", w.outs, len(w.dials))
-		}
-		if n := len(w.suspects) + len(w.answers) + len(w.Box.controls); n > 0 {
-			t.Errorf("%d things are kept", n)
-		}
+		kit.Check(t, len(w.outs) == 0 && len(w.dials) >= 50*perSecond, "silent: %v, %d dials", w.outs, len(w.dials))
+		n := len(w.suspects) + len(w.answers) + len(w.Box.controls)
+		kit.Check(t, n <= 0, "%d things are kept", n)
 	})
 }
 
@@ -408,9 +391,7 @@ func TestForgedBeside(t *testing.T) {
 				w.Observe(Evidence{Endpoint: endpoint(j), Port: web, At: time.Now()})
 			}
 			w.rest(100 * time.Millisecond)
-			if i > 200 {
-				t.Fatal("not found in 20 s")
-			}
+			kit.Need(t, i <= 200, "not found in 20 s")
 		}
 		w.waitFor(t, 0, endpoint(7))
 		w.checkDials(t)
@@ -433,9 +414,7 @@ func TestNodeBlocked(t *testing.T) {
 			w.clients(endpoint(0), endpoint(1))
 			w.rest(100 * time.Millisecond)
 		}
-		if len(w.outs) > 0 {
-			t.Fatalf("silent by a client that nobody answers: %v", w.outs)
-		}
+		kit.Need(t, len(w.outs) == 0, "silent by a client that nobody answers: %v", w.outs)
 		w.set(w.dead, true, endpoint(2))
 		start := time.Now()
 		for i := 0; i < 100 && len(w.list()) == 0; i++ {
@@ -454,9 +433,8 @@ func TestNodeBlocked(t *testing.T) {
 			w.clients(endpoint(0), endpoint(1), endpoint(3))
 			w.rest(100 * time.Millisecond)
 		}
-		if n := len(w.outs[endpoint(2)]); n < 3 || n > 6 {
-			t.Errorf("silent %d times in 200 s, want 10, 20, 40 and 80 s", n)
-		}
+		n := len(w.outs[endpoint(2)])
+		kit.Check(t, n >= 3 && n <= 6, "silent %d times in 200 s, want 10, 20, 40 and 80 s", n)
 		w.set(w.dead, false, endpoint(2))
 		w.waitFor(t, 90*time.Second)
 	})
@@ -475,9 +453,7 @@ func TestUnlike(t *testing.T) {
 			w.clients(endpoint(0), endpoint(0))
 			w.rest(100 * time.Millisecond)
 		}
-		if len(w.outs) > 0 {
-			t.Fatalf("silent: %v", w.outs)
-		}
+		kit.Need(t, len(w.outs) == 0, "silent: %v", w.outs)
 		w.set(w.dead, true, endpoint(1))
 		start := time.Now()
 		for i := 0; i < 100 && len(w.list()) == 0; i++ {
@@ -487,9 +463,8 @@ func TestUnlike(t *testing.T) {
 		}
 		w.waitFor(t, 0, endpoint(1))
 		t.Logf("silent after %v", time.Since(start))
-		if d := time.Since(start); d > time.Second {
-			t.Errorf("silent after %v", d)
-		}
+		d := time.Since(start)
+		kit.Check(t, d <= time.Second, "silent after %v", d)
 	})
 }
 
@@ -508,9 +483,7 @@ func TestNoDials(t *testing.T) {
 			w.rest(50 * time.Millisecond)
 		}
 		w.waitFor(t, 0, a)
-		if len(w.dials) > 0 {
-			t.Errorf("%d dials", len(w.dials))
-		}
+		kit.Check(t, len(w.dials) == 0, "%d dials", len(w.dials))
 	})
 }
 
@@ -546,9 +519,7 @@ func TestNode(t *testing.T) {
 				t.Errorf("%v of the node was not dialled", endpoint(i))
 			}
 		}
-		if w.dialled[endpoint(200)] > 0 {
-			t.Errorf("one of another node was dialled")
-		}
+		kit.Check(t, w.dialled[endpoint(200)] <= 0, "one of another node was dialled")
 		w.checkDials(t)
 	})
 }
@@ -565,14 +536,11 @@ func TestFlapping(t *testing.T) {
 		}
 		outs := w.outs[endpoint(1)]
 		for i := 1; i < len(outs); i++ {
-			if d := outs[i].Sub(outs[i-1]); d < 10*time.Second {
-				t.Errorf("silent again after %v", d)
-			}
+			d := outs[i].Sub(outs[i-1])
+			kit.Check(t, d >= 10*time.Second, "silent again after %v", d)
 		}
 		t.Logf("%d times in 300 s", len(outs))
-		if len(outs) == 0 {
-			t.Error("never silent")
-		}
+		kit.Check(t, len(outs) != 0, "never silent")
 	})
 }
 
@@ -587,9 +555,7 @@ func TestAlone(t *testing.T) {
 			w.rest(100 * time.Millisecond)
 		}
 		w.waitFor(t, 0, endpoint(1))
-		if w.dialled[endpoint(9)] > 0 {
-			t.Error("one without others was dialled")
-		}
+		kit.Check(t, w.dialled[endpoint(9)] <= 0, "one without others was dialled")
 		w.mu.Lock()
 		delete(w.peers, endpoint(1))
 		w.mu.Unlock()
@@ -643,19 +609,15 @@ func TestLate(t *testing.T) {
 					if len(w.list()) > 0 {
 						out += 100 * time.Millisecond
 					}
-					if known := tc.slow == 5 && i > 1 || time.Duration(i)*100*time.Millisecond > tc.took; known && !w.Late(endpoint(0)) {
-						t.Fatalf("not late after %d requests", i+1)
-					}
+					known := tc.slow == 5 && i > 1 || time.Duration(i)*100*time.Millisecond > tc.took
+					kit.Need(t, !known || w.Late(endpoint(0)), "not late after %d requests", i+1)
 				}
-				if out > tc.most {
-					t.Errorf("left out for %v, want %v at most", out, tc.most)
-				}
+				kit.Check(t, out <= tc.most, "left out for %v, want %v at most", out, tc.most)
 				w.set(w.dead, true, endpoint(4))
 				w.clients(endpoint(4))
 				t.Logf("left out for %v; a dead one is known after %v", out, w.waitFor(t, 10*time.Second, endpoint(4)))
-				if tc.slow == 1 && w.Late(endpoint(4)) {
-					t.Error("the dead one counts as late, although others answer")
-				}
+				kit.Check(t, tc.slow != 1 || !w.Late(endpoint(4)),
+					"the dead one counts as late, although others answer")
 			})
 		})
 	}

@@ -54,9 +54,8 @@ func lateAnswers(t *testing.T, m mode, late time.Duration, dialled bool) {
 	if most := 4.0; r.Outcomes[netlab.Answered] != 12 || draws > most || dialled && draws > 0 {
 		t.Errorf("%v draws again: %s", draws, r)
 	}
-	if x := c.silent(t); len(x) > 0 {
-		t.Errorf("late endpoints are silent: %+v", x)
-	}
+	x := c.silent(t)
+	kit.Check(t, len(x) == 0, "late endpoints are silent: %+v", x)
 }
 
 // holdAnswers delays the SYN-ACKs of IPv4 that h sends: they leave by a device whose reader
