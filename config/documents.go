@@ -31,9 +31,8 @@ type Found struct {
 	Server string
 }
 
-// Find returns the configurations in a file that may be written for others: the further
-// documents of a file for kubeadm, and the values in a ConfigMap or in a list of them. If
-// there is none, it returns the whole file, for Parse to describe.
+// Find returns the configurations in a file that is for others, too: documents of kubeadm's, and
+// values of ConfigMaps, or else the whole file, for Parse to describe.
 func Find(name string, data []byte) ([]Found, error) {
 	name = printable.Text(name)
 	all := documents(plainText(data))

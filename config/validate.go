@@ -32,8 +32,7 @@ const (
 	InterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
 )
 
-// validate checks every value, including sections that the mode or the system does not
-// use: whether a file is valid does not depend on its reader.
+// validate checks every value, also of unused sections: readers make no file valid.
 func (b *build) validate() {
 	b.validateNames()
 	b.validateAddresses()
@@ -252,8 +251,7 @@ func (b *build) noteFamilies() {
 	b.noteListener("metricsBindAddress", b.MetricsBindAddress, primary)
 }
 
-// noteListener adds a note about a server that is unreachable over the primary family. On
-// [::] it is reachable over both, and loopback is for the node alone.
+// noteListener notes a server that the primary family does not reach; [::] and loopback are fine.
 func (b *build) noteListener(path, addr, primary string) {
 	at, err := netip.ParseAddrPort(addr)
 	if err != nil || at.Port() == 0 || at.Addr().IsLoopback() || at.Addr() == netip.IPv6Unspecified() || familyOf(at.Addr()) == primary {

@@ -46,8 +46,7 @@ import (
 	"kubeproxy/common/source"
 )
 
-// readKubeconfig reads a kubeconfig file, and checks that everything it refers to exists.
-// master, if not empty, replaces the server address in the file.
+// readKubeconfig reads a kubeconfig whose files all exist, with master, if set, as server.
 func readKubeconfig(file, master string) (*rest.Config, error) {
 	wrap := func(err error) error { return fmt.Errorf("read kubeconfig %s: %w", printable.Text(file), err) }
 	if info, err := os.Stat(file); err == nil && info.IsDir() {
@@ -254,8 +253,7 @@ func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// Expired returns when the client certificate in to expired, false if it is valid or
-// missing. The answer of the API server is only 401 Unauthorized.
+// Expired returns when the client certificate expired, of which the API server says just 401.
 func Expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	text := to.CertData
 	if len(text) == 0 && to.CertFile != "" {
@@ -293,8 +291,7 @@ type Options struct {
 	UserAgent  string
 }
 
-// Config returns the client configuration for the API server: from the kubeconfig, with
-// Master in place of its address, or from within the cluster.
+// Config returns the client configuration: the kubeconfig's, with Master, or the cluster's.
 func (o *Options) Config() (*rest.Config, error) {
 	file := o.Connection.Kubeconfig
 	if o.Master != "" {
@@ -343,8 +340,7 @@ func (s stayer) RoundTrip(q *http.Request) (*http.Response, error) {
 
 func (s stayer) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
-// CountRequests counts the requests of this process to the API server in m. client-go
-// accepts one registration for all clients of a process.
+// CountRequests counts this process's requests in m, for which client-go takes one registration.
 func CountRequests(m *metrics.Metrics) {
 	c := m.Client()
 	clientmetrics.Register(clientmetrics.RegisterOpts{
@@ -535,9 +531,8 @@ func certificateRemedy(err error, from, server string) string {
 	return ""
 }
 
-// isForeign reports that a server answered in a format that the API does not have, such as
-// HTML. The client has a type for one of these errors only, see
-// https://github.com/kubernetes/client-go/blob/master/rest/request.go
+// isForeign reports an answer in no format of the API, such as HTML, for which the client has one
+// type of several: https://github.com/kubernetes/client-go/blob/master/rest/request.go
 func isForeign(err error) bool {
 	var format runtime.NegotiateError
 	return errors.As(err, &format) || strings.Contains(err.Error(), "serializer for ")

@@ -113,8 +113,7 @@ type lastSample struct {
 // period is the time between two readings without a request.
 const period = 30 * time.Second
 
-// Readings are at least minPause apart, and take at most one part in costFactor of the
-// time. To read one counter of iptables, all rules must be read.
+// Readings are minPause apart, and take one part in costFactor of the time at most.
 const (
 	minPause   = time.Second
 	costFactor = 50
@@ -172,8 +171,7 @@ func (c *Collector) read(ctx context.Context) {
 	c.next = c.taken.Add(max(minPause, costFactor*c.taken.Sub(start)))
 }
 
-// add adds the growth of the counters of a family to the totals and to grown. The first
-// samples of a family set the start.
+// add adds the growth of a family's counters to totals and grown, beginning with its first samples.
 func (c *Collector) add(f service.Family, samples []Sample, grown map[pair]Counts) {
 	before, counting := c.seen[f]
 	now := make(map[Counter]lastSample, len(samples))
@@ -199,8 +197,7 @@ func (c *Collector) add(f service.Family, samples []Sample, grown map[pair]Count
 	c.seen[f] = now
 }
 
-// merge sums up removed endpoints, and forgets deleted Services. So the number of totals
-// is limited by the endpoints and Service ports that exist.
+// merge sums up removed endpoints, and forgets deleted Services, to bound the totals.
 func (c *Collector) merge(want *service.Snapshot) {
 	for p, n := range c.total {
 		found, present := false, false
@@ -343,8 +340,7 @@ func addressText(a netip.AddrPort) string {
 	return a.String()
 }
 
-// Named are the counts of the Services with series of their own, and those of all others
-// together. See MostNamed.
+// Named are the counts of Services with series of their own, and of all others together.
 type Named struct {
 	Counted  Kinds
 	Services []Service
@@ -460,8 +456,7 @@ func namesOf(s *service.Snapshot) *names {
 	return n
 }
 
-// find returns the Service port of the address that clients of c dialled, false if that
-// is no Service's. A NodePort has every address of the node.
+// find returns the Service port of an address that clients of c dialled, any for a NodePort.
 func (n *names) find(c Counter) (service.PortName, bool) {
 	at := service.AddressOf(c.Protocol, c.Frontend)
 	name, found := n.at[at]

@@ -185,13 +185,11 @@ func (q *Query) keepPorts(all []traffic.Service) {
 	}
 }
 
-// poll is the pause between two requests while a proxy still answers with the previous
-// counters.
+// poll is the pause while a proxy still answers with the previous counters.
 const poll = 250 * time.Millisecond
 
-// Follow asks until ctx ends, and passes each answer to show: the first one after the
-// second reading, then, with --watch, one after each interval. A proxy whose counters
-// take long to read has new values less often.
+// Follow asks until ctx ends, and passes answers to show: the first after the second reading, with
+// --watch one after each interval, or later if counters take long to read.
 func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err error)) error {
 	if err := q.find(ctx); err != nil {
 		return err
@@ -305,8 +303,7 @@ type refusal struct {
 	Error string `json:"error"`
 }
 
-// Handler serves GET /traffic?namespace=N&name=N&endpoints=true. The answer is a Response,
-// or status 400 with an error for people.
+// Handler serves GET /traffic?namespace=N&name=N&endpoints=true: a Response, or 400 and an error.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if s.Collector == nil {

@@ -37,18 +37,14 @@ import (
 type Descriptor struct {
 	// Mode is the part that the configuration reads.
 	config.Mode
-	// DefaultRank is the place in the order in which modes are tried if none is
-	// configured, from 1. A mode of rank 0 is used on request only.
+	// DefaultRank is the place among modes to try if none is configured, from 1, 0 for none.
 	DefaultRank int
-	// FallbackRank is the place in the order of --proxy-mode-fallback, from 1. A mode of
-	// rank 0 has no part in it.
+	// FallbackRank is the place in --proxy-mode-fallback, from 1, 0 for none.
 	FallbackRank int
-	// Named says where the objects of the mode have the name of --service-proxy-name. It
-	// is empty if they have the same names for every service proxy, so that only one proxy
-	// of a node may use the mode.
+	// Named says where the mode's objects have the name of --service-proxy-name. It is empty if
+	// only one proxy of a node may use the mode.
 	Named string
-	// Deprecated is why the mode is about to be removed from Kubernetes, and what to use
-	// instead, empty if it stays.
+	// Deprecated is why Kubernetes is about to remove the mode, and what to use instead.
 	Deprecated string
 	// Relays is whether connections pass through the process, not only through rules.
 	Relays bool
@@ -57,8 +53,7 @@ type Descriptor struct {
 	XTables bool
 	// Routes is whether the mode makes routes to the addresses of Services itself.
 	Routes bool
-	// Consistent is whether the mode selects endpoints as service.Consistent says. Others name the
-	// ports that ask for it.
+	// Consistent is whether it selects as service.Consistent says. Others name ports that ask.
 	Consistent bool
 	// MetricGroups are the words in names of metrics that count the mode, see metrics.NFTables.
 	MetricGroups []string
@@ -67,15 +62,13 @@ type Descriptor struct {
 	// MemoryShare divides the memory of the cgroup: the process uses one such part and
 	// leaves the rest to commands that it starts. 0 and 1 leave nothing to them.
 	MemoryShare int
-	// Needs and Leaves are the cells of the mode in docs/modes.md: what a node must have,
-	// and what the mode leaves there. What a mode cannot do is reported for each Service
-	// port, see reconcile.UnsupportedError.
+	// Needs and Leaves are cells of docs/modes.md: what a node must have, and gets. What a mode
+	// cannot do is reported for each Service port, see reconcile.UnsupportedError.
 	Needs, Leaves string
 
 	// Section returns the section of the configuration for the mode.
 	Section func(*config.Config) Section
-	// Render returns what a node would install for a snapshot, as text and as a document for
-	// JSON. It needs no system.
+	// Render returns what a node would install, as text and a document, without a system.
 	Render func(want *service.Snapshot, r Rendering) (reconcile.Objects, any, error)
 	// Limits, if set, returns what a round for a family of want would say of Service ports that the mode cannot serve as
 	// they ask. It needs no system.
@@ -97,8 +90,7 @@ type Section struct {
 type Rendering struct {
 	Config *config.Config
 	Format document.Format
-	// State is the file with what the node holds, empty if that is unknown. Only modes
-	// whose system can print such a file read it, see System.Dump.
+	// State is the file with what the node holds, if known, for modes with System.Dump.
 	State string
 	// Note receives what the reader of the output should know.
 	Note func(string)
@@ -106,27 +98,23 @@ type Rendering struct {
 
 // System is what a mode does on its system.
 type System struct {
-	// Probe returns in one sentence what the node lacks for a family. It changes nothing.
-	// A nil Probe accepts every node.
+	// Probe, if set, returns in a sentence what the node lacks for a family. It changes nothing.
 	Probe func(*config.Config, service.Family) error
 	// ProbeLeavesTraces is whether a probe makes objects for a moment. Commands that must
 	// change nothing run it in a network namespace of its own.
 	ProbeLeavesTraces bool
 	// Open returns the backends of families, which change nothing before their first round.
 	Open func(context.Context, Setup, []service.Family) ([]*Backend, error)
-	// Owned names the targets that the rounds of a family keep in order, including what
-	// others left there. A nil Owned means none: nothing is taken over.
+	// Owned, if set, names targets that the rounds of a family keep in order and take over.
 	Owned func(*config.Config, service.Family) ([]string, error)
-	// Targets lists where the mode, or kube-proxy in a similar mode, may have left
-	// something on this node.
+	// Targets lists where the mode, or kube-proxy in a similar one, may have left something.
 	Targets func(context.Context, Setup) ([]takeover.Target, error)
 	// Prepare, if set, is what --init-only does for the mode.
 	Prepare func(context.Context, Setup) error
 	// Pending, if set, lists what Prepare would change, one a line. It changes nothing.
 	Pending func(context.Context, Setup) ([]string, error)
-	// ReadBack, if set, returns what the node holds of a family, and what it would hold for
-	// a snapshot, both in the text of Render and in one order, so that they can be compared.
-	// It changes nothing.
+	// ReadBack, if set, returns what the node holds of a family, and would for a snapshot, both in
+	// the text and order of Render. It changes nothing.
 	ReadBack func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error)
 	// SharedMark, if set, says by which rule another program uses the bit with which the mode
 	// marks packets of a family, empty if none does.

@@ -21,21 +21,18 @@ import (
 // Listener is a socket that accepts packets or connections from any source.
 type Listener struct {
 	Protocol service.Protocol
-	// Addr is unspecified for all addresses. The unspecified IPv6 address usually
-	// includes IPv4, see ipv6(7).
+	// Addr is unspecified for all addresses, in IPv6 usually with IPv4, see ipv6(7).
 	Addr netip.AddrPort
 	// Inode identifies the socket. BySocketInode finds its process.
 	Inode uint64
 }
 
-// socketTables are the kernel's tables of sockets and the state of a listening socket in them
-// (kernel: include/net/tcp_states.h, TCP_LISTEN and TCP_CLOSE).
+// socketTables are the kernel's, with its state of listeners (kernel: include/net/tcp_states.h).
 var socketTables = []struct {
 	name     string
 	protocol service.Protocol
 	state    string
-	// first means that the listening sockets precede all others, of which there may be
-	// very many.
+	// first means that listeners precede the others, which may be very many.
 	first bool
 }{
 	{"tcp", service.TCP, "0A", true},
@@ -44,9 +41,8 @@ var socketTables = []struct {
 	{"udp6", service.UDP, "07", false},
 }
 
-// Listeners returns the listeners in net, the directory of a network namespace such as
-// /proc/self/net. A missing table, on a kernel without IPv6, counts as empty. Listeners does
-// not include SCTP.
+// Listeners returns the listeners, but of SCTP, in net, a directory such as /proc/self/net. A
+// missing table, as without IPv6, counts as empty.
 func Listeners(net fs.FS) ([]Listener, error) {
 	var all []Listener
 	for _, t := range socketTables {
@@ -98,8 +94,7 @@ func readSockets(r io.Reader, state string, listenersFirst bool) ([]Listener, er
 	return all, lines.Err()
 }
 
-// ConflictsWith reports whether l prevents another program from listening on a with the
-// same protocol.
+// ConflictsWith reports whether l prevents others from listening on a with its protocol.
 func (l Listener) ConflictsWith(a netip.AddrPort) bool {
 	own, addr := l.Addr.Addr(), a.Addr()
 	if l.Addr.Port() != a.Port() {
@@ -133,8 +128,7 @@ type Hidden struct {
 	Listener Listener
 }
 
-// HiddenBy returns the listeners among found that NodePorts of s hide, in the order of
-// the Service ports.
+// HiddenBy returns those of found that NodePorts of s hide, in the order of Service ports.
 func HiddenBy(s *service.Snapshot, found []Listener) []Hidden {
 	if s == nil || len(found) == 0 {
 		return nil

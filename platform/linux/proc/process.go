@@ -54,8 +54,7 @@ func (p Process) String() string {
 	return text
 }
 
-// State returns the state of a process, such as T for one that is stopped, 0 if it is unknown. See
-// proc_pid_stat(5).
+// State returns a process's state, as T for stopped, 0 if unknown (proc_pid_stat(5)).
 func State(proc fs.FS, pid int) byte {
 	text, _ := fs.ReadFile(proc, path.Join(strconv.Itoa(pid), "stat"))
 	if i := bytes.LastIndex(text, []byte(") ")); i >= 0 && i+2 < len(text) {
@@ -105,8 +104,7 @@ var (
 	socketLink  = regexp.MustCompile(`^socket:\[(\d+)\]$`)
 )
 
-// PodUID returns the UID of a pod in the names of cgroups, or "". The systemd driver of
-// the kubelet replaces its dashes with underscores.
+// PodUID returns a pod's UID in cgroups, where systemd's driver has underscores, or "".
 func PodUID(groups string) string {
 	if m := podInCgroup.FindStringSubmatch(groups); m != nil {
 		return strings.ReplaceAll(m[1], "_", "-")
@@ -135,8 +133,7 @@ func podFromMounts(proc fs.FS, dir string) string {
 	return ""
 }
 
-// BySocketInode returns the process that has the socket with this inode open. It returns
-// false if no visible process does.
+// BySocketInode returns the visible process that has the socket with this inode open, if any.
 func BySocketInode(proc fs.FS, inode uint64) (Process, bool) {
 	all, err := fs.ReadDir(proc, ".")
 	if err != nil {
@@ -166,8 +163,7 @@ func hasSocket(proc fs.FS, pid int, inode uint64) bool {
 	return false
 }
 
-// ByName returns the processes with this name in the network namespace of this process,
-// except this process itself.
+// ByName returns other processes of this name in this process's network namespace.
 func ByName(proc fs.FS, name string) []Process {
 	own, err := fs.ReadLink(proc, "self/ns/net")
 	all, err2 := fs.ReadDir(proc, ".")
@@ -200,13 +196,11 @@ type hierarchy struct {
 	controller string // in /proc/self/cgroup, empty for version 2
 }
 
-// unlimited is the lowest value that counts as no limit. Version 1 shows a number above
-// it if there is no limit.
+// unlimited is the lowest value that means no limit in version 1.
 const unlimited = 1 << 60
 
-// MemoryLimit returns the lowest memory limit of this process's cgroup and of its visible
-// ancestors, and the cgroup version. root is the file system at "/". limit is 0 if there
-// is no limit or it cannot be read. cgroups(7) describes the files.
+// MemoryLimit returns the lowest limit of this process's cgroup and its visible ancestors, 0 for
+// none, and the cgroup version. root is the file system at "/" (cgroups(7)).
 func MemoryLimit(root fs.FS) (limit int64, version int) {
 	for _, h := range hierarchies(root) {
 		for dir := h.dir; ; dir = path.Dir(dir) {
@@ -278,8 +272,7 @@ func parseMount(line string) (h hierarchy, at string, ok bool) {
 	return h, fields[root], true
 }
 
-// ownCgroup returns the process's cgroup for a controller, from the lines of
-// /proc/self/cgroup. Version 2 has an empty controller there.
+// ownCgroup returns the cgroup for a controller, "" in version 2, from /proc/self/cgroup.
 func ownCgroup(lines, controller string) (string, bool) {
 	for line := range strings.Lines(lines) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -291,9 +284,8 @@ func ownCgroup(lines, controller string) (string, bool) {
 	return "", false
 }
 
-// cgroupDir returns the directory of cgroup in, given that cgroup at is mounted at mount.
-// A container often has its own cgroup at the mount point, while in is a path outside of
-// it.
+// cgroupDir returns the directory of cgroup in, given that at is mounted at mount: a container
+// often has its own there, while in is outside of it.
 func cgroupDir(mount, at, in string) string {
 	at = strings.TrimSuffix(at, "/")
 	if rest, ok := strings.CutPrefix(in, at+"/"); ok && !strings.HasPrefix(path.Clean(rest), "..") {

@@ -26,21 +26,17 @@ type Settings struct {
 	// MaxPerCore is the number of connections to track for each of the CPUs, at most
 	// 1,048,576 in total. If it is zero, the table size stays unchanged, whatever Min is.
 	MaxPerCore, CPUs int
-	// Min is the minimum number of connections to track. The limit of MaxPerCore does not
-	// apply to it.
+	// Min is the least number of connections to track, whatever the limit of MaxPerCore.
 	Min int
-	// TCPEstablished and TCPCloseWait are the timeouts of an idle connection in that
-	// state. All durations in Settings are rounded up to seconds.
+	// TCPEstablished and TCPCloseWait are idle timeouts, rounded up to seconds, as all here.
 	TCPEstablished, TCPCloseWait time.Duration
 	// TCPBeLiberal makes packets outside of the TCP window valid.
 	TCPBeLiberal bool
-	// UDP is the timeout of a UDP flow without replies, UDPStream that of a flow in both
-	// directions.
+	// UDP is the timeout of a flow without replies, UDPStream of one with.
 	UDP, UDPStream time.Duration
 }
 
-// maxEntries limits the result of MaxPerCore on nodes with many CPUs. At 2^20 entries the
-// table alone takes about 300 MB.
+// maxEntries limits MaxPerCore with many CPUs: 2^20 entries take about 300 MB.
 const maxEntries = 1 << 20
 
 // entriesPerBucket is the number of entries per bucket of a full table.
@@ -55,11 +51,8 @@ func (s Settings) entries() int64 {
 	return max(scaled, int64(s.Min))
 }
 
-// Apply sets the parameters according to s. It returns one Outcome for each parameter
-// that s sets, in a fixed order.
-//
-// The parameters exist once connection tracking is loaded. The first rule that needs
-// connection tracking loads it.
+// Apply sets the parameters that s sets, and returns an Outcome for each, in a fixed order. They
+// exist once the first rule that needs it has loaded connection tracking.
 func Apply(files Files, s Settings) []Outcome {
 	var all []Outcome
 	if n := s.entries(); n > 0 {
@@ -106,9 +99,8 @@ func OOMScore(files Files, adjustment int) Outcome {
 	return o
 }
 
-// Forwarding checks, for each family, the parameter without which the kernel does not
-// forward packets for other hosts. The network setup of the node decides about it, so
-// Forwarding changes nothing.
+// Forwarding checks, for each family, the parameter without which the kernel forwards nothing. It
+// changes nothing: the node's network setup decides.
 func Forwarding(files Files, families ...service.Family) []Outcome {
 	var all []Outcome
 	for _, f := range families {
@@ -140,8 +132,7 @@ func forwardingInterfaces(files Files) []string {
 	return names
 }
 
-// IsForwarding returns the family of the parameter by this name, if it is one that
-// Forwarding looks at.
+// IsForwarding returns the family of a parameter's name, if Forwarding looks at it.
 func IsForwarding(name string) (f service.Family, is bool) {
 	switch name {
 	case forwardIPv4.name:
@@ -161,15 +152,13 @@ func Connections(files Files) (now, most int64, err error) {
 	return now, most, err
 }
 
-// TCPBeLiberal reports whether the kernel treats packets outside of the TCP window as
-// valid, apart from resets.
+// TCPBeLiberal reports whether packets outside of the TCP window, but resets, are valid.
 func TCPBeLiberal(files Files) bool {
 	n, err := number(files, tcpBeLiberal)
 	return err == nil && n != 0
 }
 
-// TCPTimeout returns the timeout of a TCP connection in a state, such as "close_wait", in seconds.
-// It is 0 if that is not known.
+// TCPTimeout returns the seconds of a TCP state, as "close_wait", 0 if not known.
 func TCPTimeout(files Files, state string) uint32 {
 	n, err := number(files, parameter{file: "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + state})
 	if err != nil {
@@ -178,8 +167,7 @@ func TCPTimeout(files Files, state string) uint32 {
 	return uint32(n)
 }
 
-// HasConntrack reports whether the kernel tracks connections. Without sysfs, or with
-// another error than that of a missing file, it assumes so.
+// HasConntrack reports whether the kernel tracks connections, which a missing file alone denies.
 func HasConntrack(files Files) bool {
 	for _, p := range []parameter{conntrackHashsize, conntrackCount} {
 		if _, err := files.ReadFile(p.file); !errors.Is(err, fs.ErrNotExist) {
@@ -201,8 +189,7 @@ func number(files Files, p parameter) (int64, error) {
 // parameter is a kernel parameter and its file.
 type parameter struct{ name, file string }
 
-// The parameters, with names as in sysctl(8) and modinfo(8). For the meaning see
-// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
+// Parameters as in sysctl(8): https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
 var (
 	conntrackMax      = parameter{"net.netfilter.nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max"}
 	conntrackCount    = parameter{"net.netfilter.nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_count"}
@@ -259,8 +246,7 @@ func (e *MissingError) Unwrap() error { return e.error }
 // Missing returns err with the modules that it names.
 func Missing(err error, modules ...string) error { return &MissingError{err, modules} }
 
-// Files is the access to the kernel's files. Names are separated by slashes, without a
-// leading slash, as in "proc/sys/net/ipv4/ip_forward".
+// Files is the kernel's files, by names such as "proc/sys/net/ipv4/ip_forward".
 type Files interface {
 	ReadFile(name string) ([]byte, error)
 	// WriteFile replaces the content of an existing file. It creates none.
@@ -296,9 +282,8 @@ func (d Dir) WriteFile(name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// fixed reports whether the kernel offers the file to nobody for writing. Root has no more
-// rights to a file below /proc/sys than its mode says, see sysctl_perm in
-// fs/proc/proc_sysctl.c.
+// fixed reports whether the file is writable for nobody. Below /proc/sys its mode binds root, too:
+// sysctl_perm in fs/proc/proc_sysctl.c.
 func (d Dir) fixed(name string) bool {
 	stat, err := os.Stat(d.path(name))
 	return err == nil && stat.Mode().Perm()&0o222 == 0
