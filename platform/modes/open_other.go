@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/windows/hns"
 )
 
 func withHints(d mode.Descriptor) mode.Descriptor { return d }
@@ -35,11 +36,13 @@ func readBackAcceleration(*config.Config, service.Family, *service.Snapshot) (he
 	return nil, nil, nil
 }
 
-// KeepSettings keeps nothing.
-func KeepSettings(context.Context, *config.Config, []byte) error { return nil }
+// KeepSettings keeps text beside the state of mode kernelspace, for LastSettings.
+func KeepSettings(_ context.Context, _ *config.Config, text []byte) error {
+	return hns.SettingsFile().Save(text)
+}
 
-// LastSettings returns nothing.
-func LastSettings(*config.Config) ([]byte, error) { return nil, nil }
+// LastSettings returns what the last proxy kept, nil if none did.
+func LastSettings(*config.Config) ([]byte, error) { return hns.SettingsFile().Load() }
 
 // IsBeside is for Linux.
 func IsBeside(*config.Config, takeover.Target) bool { return false }

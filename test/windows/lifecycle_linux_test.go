@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +78,9 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	n.stop(t)
 	before := n.hns.Calls()
 	n.awaitProgrammed(t, apps...) // a stop changes nothing
+	if code, text := n.run(t, "diff"); code != 0 || !has(text, "Nothing differs", "those with which the proxy last ran here: hostnameOverride") {
+		t.Errorf("diff without a proxy: exit code %d\n%s", code, text)
+	}
 	n.start(t)
 	kit.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
 	n.checkIdle(t, "after a restart")
@@ -105,6 +109,8 @@ func (n *node) clean(t *testing.T) {
 		made := n.hns.CreatedCount(kind)
 		kit.Check(t, made == 0, "%d left of kind %s after --cleanup:\n%s", made, kind, output)
 	}
+	left, err := filepath.Glob(filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy", "*.json"))
+	kit.Check(t, err == nil && len(left) == 0, "--cleanup leaves %s, %v", left, err)
 	have := len(n.hns.Objects(hns.Endpoint))
 	kit.Check(t, have == len(locals)+1, "%d endpoints of others, want %d", have, len(locals)+1)
 }

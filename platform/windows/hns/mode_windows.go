@@ -104,7 +104,9 @@ func (l *ownObjects) Find(context.Context) (string, error) {
 
 func (l *ownObjects) Remove(ctx context.Context) error {
 	err := l.Cleanup(ctx)
-	l.removed = err == nil
+	if l.removed = err == nil; l.removed {
+		err = SettingsFile().Save(nil)
+	}
 	return err
 }
 

@@ -37,6 +37,11 @@ func StateFile() string {
 	return filepath.Join(data, "kube-proxy", "hns-state.json")
 }
 
+// SettingsFile returns the path of the file with the settings of the last run, beside that of the state.
+func SettingsFile() FileStore {
+	return FileStore(filepath.Join(filepath.Dir(StateFile()), "settings.json"))
+}
+
 // maxRecordSize exceeds the size of any node's record.
 const maxRecordSize = 64 << 20
 
