@@ -602,7 +602,7 @@ func TestIPTablesHostileEdits(t *testing.T) {
 				c.deafen(t, h.rand.IntN(2) == 0, c.Host("web-4"))
 			}
 		}
-		c.settle(t, p, c.Host("web-4"))
+		c.settle(t, p, web, c.Host("web-4"))
 		want := c.awaitProgrammed(t)
 		kit.Same(t, "rules of others changed (-as they were left +now)", h.lastRules, foreignRules(c.listing(t)))
 		lines.checkSameServer(t)

@@ -197,9 +197,9 @@ func killedUnderChanges(t *testing.T, m mode) {
 	for n := range kills {
 		silent := n%4 < 2
 		if silent {
-			c.silence(t, p, c.Host("web-4"))
+			c.silence(t, c.Host("web-4"))
 		} else {
-			c.settle(t, p, c.Host("web-4"))
+			c.settle(t, p, web, c.Host("web-4"))
 		}
 		v, was := variants[n%(len(variants)-1)], program.Generation(t, c.Node)
 		c.write(t, "many.json", v.text)
@@ -215,7 +215,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 		p = c.launch(t)
 		p.AwaitLogs(t, `"Programmed"`, "FAMILY")
 	}
-	c.settle(t, p, c.Host("web-4"))
+	c.settle(t, p, web, c.Host("web-4"))
 	c.write(t, "many.json", last.text)
 	c.awaitSnapshot(t, last.want)
 	c.check(t, last.want, last.samples)

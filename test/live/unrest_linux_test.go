@@ -4,11 +4,14 @@
 package live
 
 import (
+	"encoding/json"
+	"net/netip"
 	"os"
 	"slices"
 	"testing"
 	"time"
 
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/kit"
@@ -16,31 +19,46 @@ import (
 	"kubeproxy/test/program"
 )
 
-// silence makes a host drop the first packets of connections, and waits until p leaves its
-// endpoints out, which accelerated connections do not tell.
-func (c *cluster) silence(t *testing.T, p *program.Proxy, h *netlab.Host) {
+// silence makes a host drop the first packets of connections, and waits until its endpoints
+// of both families are left out by rules in force, which accelerated connections do not tell.
+func (c *cluster) silence(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	if c.accelerated {
 		return
 	}
 	c.deafen(t, true, h)
-	kit.Until(t, "that "+h.Name+" is left out", func() bool { return metric(t, p, "kubeproxy_silent_endpoints") > 0 })
+	kit.Until(t, "that "+h.Name+" is left out", func() bool {
+		var about servicestate.ProxyInfo
+		_, text := c.ask(t, "status", "-o", "json")
+		kit.Must(t, json.Unmarshal([]byte(text), &about))
+		for _, f := range service.Families {
+			if about.Health.Status[f.String()].OldestPending != nil {
+				return false
+			}
+		}
+		out := map[netip.Addr]bool{}
+		for _, x := range about.Silent {
+			if at := netip.MustParseAddrPort(x.Address); x.LeftOut && x.Protocol == "tcp" {
+				out[at.Addr()] = true
+			}
+		}
+		return out[h.IPv4] && out[h.IPv6]
+	})
 }
 
-// settle makes hosts answer again, and waits until p uses all endpoints and ends no
-// connections any more.
-func (c *cluster) settle(t *testing.T, p *program.Proxy, hosts ...*netlab.Host) {
+// settle makes a host answer again, and waits until p uses its endpoints of both families for
+// web and ends no connections any more.
+func (c *cluster) settle(t *testing.T, p *program.Proxy, web app, h *netlab.Host) {
 	t.Helper()
-	c.deafen(t, false, hosts...)
-	var calm time.Time
-	kit.Until(t, "that no endpoint is silent for two seconds, as dials from before may still decide", func() bool {
-		switch silent := metric(t, p, "kubeproxy_silent_endpoints") > 0; {
-		case silent:
-			calm = time.Time{}
-		case calm.IsZero():
-			calm = time.Now()
+	c.deafen(t, false, h)
+	answers := time.Now()
+	kit.Until(t, "that "+h.Name+" is used, and none is silent by dials from before", func() bool {
+		var used [2]bool
+		for i, a := range c.connects(t, web, 20) {
+			used[i/4%2] = used[i/4%2] || a.Backend == h.Name
 		}
-		return !calm.IsZero() && time.Since(calm) > 2*time.Second
+		const dial = time.Second // at most
+		return used[0] && used[1] && time.Since(answers) > dial && metric(t, p, "kubeproxy_silent_endpoints") == 0
 	})
 	c.awaitLeft(t, "gone when all is calm", false)
 }
@@ -66,7 +84,7 @@ func unrest(t *testing.T, m mode) {
 	round, began := 0, time.Now()
 	for ; round < 2 || time.Since(began) < soak && !t.Failed(); round++ {
 		kept, lost := c.converse(t, "tcp", db, 1).split(dead.Name)
-		c.silence(t, p, four)
+		c.silence(t, four)
 		dies(t, dead)
 		c.save(t, db.on(stays))
 		switch {
@@ -88,11 +106,8 @@ func unrest(t *testing.T, m mode) {
 		}
 		nft(t, dead, "delete table inet dead\n")
 		c.save(t, db.on(stays, dead))
-		c.settle(t, p, four)
+		c.settle(t, p, web, four)
 		c.awaitProgrammed(t)
-		kit.Until(t, four.Name+" is used", func() bool {
-			return slices.ContainsFunc(c.connects(t, web, 20), func(a netlab.Answer) bool { return a.Backend == four.Name })
-		})
 		lines.checkSameServer(t)
 	}
 	t.Logf("%d rounds in %s, %d connections", round, time.Since(began).Round(time.Second), connectionsOf(loads))
