@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +69,7 @@ type Source interface {
 }
 
 // feed delivers one kind of objects. It is the store that a reflector fills. It holds
-// names only, to detect what a new list lacks. It implements cache.ReflectorStore.
+// names only, to detect what a new list lacks.
 type feed struct {
 	kind      string
 	prototype runtime.Object
@@ -121,6 +122,7 @@ func (f *feed) check(list runtime.Object) error {
 	return nil
 }
 
+// Add implements cache.ReflectorStore.
 func (f *feed) Add(o any) error {
 	n, err := nameOf(o)
 	if err != nil {
@@ -132,8 +134,10 @@ func (f *feed) Add(o any) error {
 	return nil
 }
 
+// Update implements cache.ReflectorStore.
 func (f *feed) Update(o any) error { return f.Add(o) }
 
+// Delete implements cache.ReflectorStore.
 func (f *feed) Delete(o any) error {
 	n, err := nameOf(o)
 	if err != nil {
@@ -277,9 +281,24 @@ func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 
 // ReadNode reads the files once for the Node, for settings that are needed before Run. It
 // returns nil if there is none of that name. Run reports problems with the files.
-func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
+func (m *Manifests) ReadNode(context.Context) (own *corev1.Node, err error) {
+	m.eachNode(func(n *corev1.Node) bool {
+		if normalizeNode(n.Name) == normalizeNode(m.NodeName) {
+			own = n
+		}
+		return own == nil
+	})
+	return own, nil
+}
+
+// eachNode reads the files once, and calls do with each Node until it returns false.
+func (m *Manifests) eachNode(do func(*corev1.Node) bool) {
 	mentions := regexp.MustCompile(`\bNode\b`) // few files do, and parsing the others takes time
 	d := decoder{noted: map[string]bool{}}
+	ends := func(o object) bool {
+		n, is := o.value.(*corev1.Node)
+		return is && !do(n)
+	}
 	for _, path := range m.Paths {
 		var dir listing
 		if m.Contents[path] != nil {
@@ -293,25 +312,11 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 				content, _, err = files.Read(name, maxFile)
 			}
 			content = files.Text(content)
-			if err != nil || !mentions.Match(content) {
-				continue
-			}
-			if n := m.ownNode(d.decode(content).objects); n != nil {
-				return n, nil
+			if err == nil && mentions.Match(content) && slices.ContainsFunc(d.decode(content).objects, ends) {
+				return
 			}
 		}
 	}
-	return nil, nil
-}
-
-// ownNode returns the own Node, or nil if it is not in all.
-func (m *Manifests) ownNode(all []object) *corev1.Node {
-	for _, o := range all {
-		if n, is := o.value.(*corev1.Node); is && normalizeNode(n.Name) == normalizeNode(m.NodeName) {
-			return n
-		}
-	}
-	return nil
 }
 
 // Lookup reads single objects of an API server, for commands that a user runs.
