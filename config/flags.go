@@ -454,6 +454,8 @@ type Switches struct {
 	// Selection is how connections get an endpoint, and SelectionSlots the size of tables for it.
 	Selection      Selection
 	SelectionSlots SelectionSlots
+	// DirectReturn is whether the endpoint's node answers clients from outside directly.
+	DirectReturn bool
 }
 
 // Choice is the value of a switch with a few values, which W lists. The default is "". It implements
@@ -653,6 +655,14 @@ var ownSwitches = []ownSwitch{
 		windows: "HNS selects endpoints itself",
 		effect:  Hot,
 		of:      func(s *Switches) pflag.Value { return &s.SelectionSlots },
+	},
+	{
+		flag: "direct-return", path: "directReturn",
+		help:    "lead packets to an external address of a Service to the node of the endpoint, which answers the client itself, so that the client's address stays and open connections survive a change of the ingress node; mode nftables can do that, with consistent selection. The annotation kubeproxy.io/direct-return of a Service, on or off, overrides it",
+		windows: "HNS has no tunnel between nodes for this",
+		alone:   "true",
+		effect:  Hot,
+		of:      func(s *Switches) pflag.Value { return (*onOff)(&s.DirectReturn) },
 	},
 }
 

@@ -197,7 +197,7 @@ func (v *chartValues) notef(path, format string, args ...any) {
 
 // flag says of a flag that kube-proxy does not have that it is left out.
 func (v *chartValues) flag(f *pflag.Flag) {
-	const handled = "master service-proxy-name udp-timeout count-traffic socket-acceleration silent-endpoints selection selection-slots config"
+	const handled = "master service-proxy-name udp-timeout count-traffic socket-acceleration silent-endpoints selection selection-slots direct-return config"
 	if !slices.ContainsFunc(settings, func(s setting) bool { return s.flag == f.Name }) && !slices.Contains(strings.Fields(handled), f.Name) &&
 		!slices.ContainsFunc(oldFlags(), func(d deprecatedFlag) bool { return d.flag == f.Name }) {
 		v.notef("--"+f.Name, "is left out: other values, such as extraArgs, have its effect")
@@ -292,6 +292,9 @@ func (v *chartValues) fields() map[string]any {
 	}
 	if x := v.SelectionSlots; x != 0 {
 		all["selectionSlots"] = int(x)
+	}
+	if v.DirectReturn {
+		all["directReturn"] = true
 	}
 	return all
 }

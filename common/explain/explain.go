@@ -336,6 +336,9 @@ func (e *explainer) affinity() {
 	if d := e.verdict.Port.Affinity; d > 0 {
 		e.step("affinity", "sessionAffinity ClientIP: the same endpoint as the client's last connection within %s", d)
 	}
+	if e.verdict.Port.LeadsDirectly(*e.verdict.Frontend) && !e.internal() {
+		e.step("direct return", "the packet goes as it is to the node of the endpoint, which answers the client itself, where all nodes of endpoints answer as peers; otherwise as follows")
+	}
 	if age := e.verdict.Port.Rebalance; age > 0 && e.conn.Protocol == service.TCP {
 		e.step("rebalance", "after %s, the connection ends if its endpoint has more than its share and another one was added", age)
 	}

@@ -38,6 +38,18 @@ func (p *Port) AsksForConsistent() bool {
 	return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return p.Consistent.concerns(f.Kind) })
 }
 
+// Direct is what a Port with direct return has beside others.
+type Direct struct {
+	Nodes []string // of Port.Cluster, in its order; empty where a node is not known
+}
+
+// LeadsDirectly reports whether the node by which a packet to f comes in forwards it as it is to the node
+// of its endpoint, which answers the client itself. Then the client's address stays, and any node may forward the
+// next packet. The addresses of NodePorts are those of one node, so they gain nothing.
+func (p *Port) LeadsDirectly(f Frontend) bool {
+	return p.Direct != nil && (f.Kind == LoadBalancerIP || f.Kind == ExternalIP)
+}
+
 // Table returns the index of an endpoint for each slot. Each slot wants the endpoints in an order of
 // its own, which follows from their addresses and ports (rendezvous hashing), and gets the first
 // that has fewer slots than its share and a hundredth of the table, or its share and a quarter. So if

@@ -224,6 +224,9 @@ func (p Policy) String() string {
 type Port struct {
 	Name   PortName
 	Family Family
+	// Internal applies to ClusterIP frontends, External to the others.
+	Internal, External Policy
+	Consistent         Consistent
 	// Frontends contains no two with the same Kind, Addr and Port, also none of other Ports.
 	Frontends []Frontend
 	// Cluster serves traffic policy Cluster, Local serves policy Local. Both are sorted
@@ -238,10 +241,9 @@ type Port struct {
 	// not ready, terminating or not preferred. They get no connections. It is nil for dataplanes in
 	// which an endpoint is no object of its own.
 	Listed []netip.Addr
-	// Internal applies to ClusterIP frontends, External to the others.
-	Internal, External Policy
-	Consistent         Consistent
-	Affinity           time.Duration // 0 means none; else whole seconds
+	// Direct is set if clients from outside get answers from the endpoints' nodes, see LeadsDirectly.
+	Direct   *Direct
+	Affinity time.Duration // 0 means none; else whole seconds
 	// Rebalance is the age of TCP connections from which they end on endpoints with more
 	// than their share after one was added. 0 means that none ends.
 	Rebalance time.Duration

@@ -52,7 +52,8 @@ func (b *builder) build() []*service.Port {
 	}
 	b.addresses()
 	b.choices = readChoice(b, AnnotationSilent, "off, observe or on", silents[:]) +
-		4*readChoice(b, AnnotationSelection, "random, consistent or consistent-all", selections[:])
+		4*readChoice(b, AnnotationSelection, "random, consistent or consistent-all", selections[:]) +
+		directChoice*readChoice(b, AnnotationDirectReturn, "on or off", directs[:])
 	b.closesLeft = closesLeft(b.service, &b.notes)
 	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))

@@ -26,6 +26,9 @@ const (
 // selections are the choices of a Service, by the number that is kept of it.
 var selections = [...]Selection{"", SelectRandom, SelectConsistent, SelectConsistentAll}
 
+// directChoice is what choices of direct return are multiplied by.
+const directChoice = 4 * byte(len(selections))
+
 // readChoice returns an annotation's place in choices, which text names, 0 if the default holds.
 func readChoice[T ~string](b *builder, annotation, text string, choices []T) byte {
 	value, set := b.service.Annotations[annotation]
@@ -38,7 +41,13 @@ func readChoice[T ~string](b *builder, annotation, text string, choices []T) byt
 
 // consistent returns what holds for p, a port of the owner whose endpoints were chosen.
 func (r *resolver) consistent(p *service.Port) service.Consistent {
-	how, slots := cmp.Or(selections[r.owner.choices/4], r.tracker.options.Selection), cmp.Or(r.tracker.options.SelectionSlots, service.DefaultSlots)
+	how, slots := selections[r.owner.choices%directChoice/4], cmp.Or(r.tracker.options.SelectionSlots, service.DefaultSlots)
+	if how == "" {
+		how = r.tracker.options.Selection
+		if how != SelectConsistentAll && r.direct() {
+			how = SelectConsistent
+		}
+	}
 	if how != SelectConsistent && how != SelectConsistentAll {
 		return service.Consistent{}
 	}
@@ -53,10 +62,10 @@ func (r *resolver) consistent(p *service.Port) service.Consistent {
 
 // setSelectionDefault changes the operator's choice, and reports whether that may matter.
 func (t *Tracker) setSelectionDefault(o Options) bool {
-	if t.options.Selection == o.Selection && t.options.SelectionSlots == o.SelectionSlots {
+	if t.options.Selection == o.Selection && t.options.SelectionSlots == o.SelectionSlots && t.options.DirectReturn == o.DirectReturn {
 		return false
 	}
-	t.options.Selection, t.options.SelectionSlots = o.Selection, o.SelectionSlots
+	t.options.Selection, t.options.SelectionSlots, t.options.DirectReturn = o.Selection, o.SelectionSlots, o.DirectReturn
 	for _, s := range t.services {
 		t.markDirty(s)
 	}

@@ -46,6 +46,8 @@ type Options struct {
 	// Selection holds for Services without AnnotationSelection, with tables of so many slots.
 	Selection      Selection
 	SelectionSlots uint16
+	// DirectReturn holds for Services without AnnotationDirectReturn.
+	DirectReturn bool
 }
 
 // Listener is notified of what a Tracker finds. Functions that are nil are left out.
@@ -104,7 +106,7 @@ type serviceState struct {
 	misplaced int32
 	dirty     bool
 	selector  bool // the Service has one
-	choices   byte // of its annotations: the place in silents, and four times that in selections
+	choices   byte // of its annotations: the places in silents, selections (times 4) and directs (times directChoice)
 	// closesLeft is what AnnotationClose says.
 	closesLeft bool
 	labels     string // as labels.Set formats them
@@ -197,8 +199,11 @@ func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) bool {
 		owner := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
 		if old := t.slices[key]; old != nil {
 			if old.owner.name == owner && old.same(fresh) {
-				old.endpoints = fresh.endpoints // their places may differ
-				return false
+				moved := !slices.Equal(old.endpoints, fresh.endpoints) // their places may differ
+				if old.endpoints = fresh.endpoints; moved {
+					t.markDirty(old.owner)
+				}
+				return moved
 			}
 			if old.owner.name == owner {
 				t.noteDepartures(old, fresh)

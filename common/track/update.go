@@ -267,8 +267,11 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 	if r.tracker.options.Listed {
 		p.Listed = reuse(old.Listed, c.listed)
 	}
+	if p.Direct = r.directReturn(&p, from); p.Direct != nil && old.Direct != nil && slices.Equal(p.Direct.Nodes, old.Direct.Nodes) {
+		p.Direct = old.Direct
+	}
 	p.LocalReady = r.localReady[p.Family]
-	if sameShape(old, &p) && old.Consistent == p.Consistent && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Draining, p.Draining) && sameList(old.Listed, p.Listed) {
+	if sameShape(old, &p) && old.Direct == p.Direct && old.Consistent == p.Consistent && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Draining, p.Draining) && sameList(old.Listed, p.Listed) {
 		return old
 	}
 	return &p

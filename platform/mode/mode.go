@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/peers"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -148,6 +149,21 @@ type Setup struct {
 	// gets the endpoint that one of them had.
 	Draws func() bool
 	Drawn func(service.Address)
+	// Peers returns the nodes at the other end of the tunnel for direct return.
+	Peers func() Peers
+}
+
+// Peers are nodes that take packets through a tunnel, see package peers.
+type Peers interface {
+	// Want sets the nodes that are wanted as peers.
+	Want(names []string)
+	// Known returns the nodes that may send, and Answering those that answer as peers.
+	Known(peers.IPv6) map[string]netip.Addr
+	Answering(peers.IPv6) map[string]netip.Addr
+	// Missing returns why wanted nodes are no peers.
+	Missing(peers.IPv6) map[string]string
+	// Settled reports whether each wanted node had the time to answer.
+	Settled() bool
 }
 
 // Condition is DetailedCondition without names of Services and clients.
@@ -364,6 +380,8 @@ type Backend struct {
 	Conntrack Conntrack
 	// Orphans, if set, ends connections to endpoints that left.
 	Orphans Orphans
+	// Tunnel, if set, opens the tunnel for direct return from an address of this node.
+	Tunnel func(own netip.Addr) (peers.Conn, error)
 	// Traffic, if set, reads the counters of connections. It is set if the configuration
 	// asks for that and the mode can count.
 	Traffic traffic.Reader

@@ -17,6 +17,7 @@ import (
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/explain"
+	"kubeproxy/common/peers"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -24,6 +25,7 @@ import (
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/direct"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/orphans"
 	linuxsilence "kubeproxy/platform/linux/silence"
@@ -68,6 +70,9 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 			}
 		}
 		endOrphans(ctx, d, s, b)
+		if d.Consistent {
+			returnDirectly(s, b)
+		}
 		if b.Localhost == nil && (b.LacksLocalhost || d.ListensOnLocalhost(b.Family)) {
 			attempted := func(name service.PortName, e netip.AddrPort, err error) { s.Attempted(b.Family, name, e, err) }
 			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Attempted: attempted})
@@ -126,6 +131,18 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 	}
 }
 
+// returnDirectly puts direct return above the rules of b. Where no Service asks for it, the first round removes
+// what an earlier process left of it.
+func returnDirectly(s mode.Setup, b *mode.Backend) {
+	k := direct.NewKernel(b.Family, s.Config.ProxyName)
+	layer := direct.New(b.Family, k, s.Peers)
+	b.Backend = reconcile.Both(b.Backend, layer)
+	b.Tunnel = func(own netip.Addr) (peers.Conn, error) { return direct.Open(own, layer.Road) }
+	if len(b.Owned) > 0 { // else nothing is taken over
+		b.Owned = append(b.Owned, k.String())
+	}
+}
+
 // settings is where the proxy of c keeps its settings.
 func settings(c *config.Config) nftables.Leftovers {
 	return nftables.SettingsPlace(mode.PrimaryFamily(c), c.ProxyName)
@@ -160,7 +177,7 @@ func IsBeside(c *config.Config, t takeover.Target) bool {
 // Beside names tables of this proxy that decide nothing for a first packet, as in
 // explain.Walk.Followed.
 func Beside(c *config.Config, f service.Family) []string {
-	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.RedrawPlace(f, c.ProxyName).Name()}
+	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.RedrawPlace(f, c.ProxyName).Name(), nftables.DirectPlace(f, c.ProxyName).Name()}
 }
 
 // companionTargets lists where what accompanies a mode may have left something.
@@ -170,6 +187,7 @@ func companionTargets(c *config.Config) []takeover.Target {
 		for _, place := range beside(c, f) {
 			all = append(all, takeover.Target{Leftovers: place, Family: f})
 		}
+		all = append(all, takeover.Target{Leftovers: direct.NewKernel(f, c.ProxyName), Family: f})
 	}
 	return all
 }

@@ -392,6 +392,15 @@ func (l *Lab) addNode(name string, number int) (*Host, error) {
 	return h, h.setSysctls(routing)
 }
 
+// addRouter creates a node without pods.
+func (l *Lab) addRouter(name string, number int) error {
+	h, err := l.addNode(name, number)
+	if err != nil {
+		return err
+	}
+	return errors.Join(h.addRoutes(podPrefixes(1), l.Node), h.addRoutes(podPrefixes(2), l.Other), h.addDefault(l.gateway))
+}
+
 // addClient creates a host outside the cluster with a default route to node-a. It reaches
 // the pods of node-b directly, as their answers take the direct route.
 func (l *Lab) addClient(name string, number int) error {

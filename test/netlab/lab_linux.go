@@ -29,6 +29,7 @@ type Config struct {
 	Pods    []string // on node-a: 10.244.1.11, .12 and so on
 	Remote  []string // pods on node-b: 10.244.2.11 and so on
 	Clients []string // on the LAN: 192.0.2.100 and so on
+	Nodes   []string // more nodes, without pods: 192.0.2.12 and so on
 	// Bridge, if not empty, is the name of a bridge on node-a to which its pods are
 	// attached. Without it node-a has an interface "veth-NAME" for each pod, as node-b
 	// always does.
@@ -80,7 +81,7 @@ func New(cfg Config) (*Lab, error) {
 
 func (c Config) check() error {
 	seen := map[string]bool{NodeName: true, OtherName: true, lanName: true, gatewayName: true}
-	for _, names := range [][]string{c.Pods, c.Remote, c.Clients} {
+	for _, names := range [][]string{c.Pods, c.Remote, c.Clients, c.Nodes} {
 		if len(names) > maxHosts {
 			return fmt.Errorf("lab with %d hosts of one sort: at most %d fit", len(names), maxHosts)
 		}
@@ -130,6 +131,11 @@ func (l *Lab) build(cfg Config) error {
 	}
 	for i, name := range cfg.Remote {
 		if err := l.addPod(pod{name: name, node: l.Other, net: 2}, i+11); err != nil {
+			return err
+		}
+	}
+	for i, name := range cfg.Nodes {
+		if err := l.addRouter(name, i+12); err != nil {
 			return err
 		}
 	}
@@ -575,6 +581,26 @@ func (h *Host) addRoutes(prefixes []netip.Prefix, via *Host) error {
 		}
 	}
 	return nil
+}
+
+// Lead has h send packets for addrs through via from now on, as a router does.
+func (h *Host) Lead(via *Host, addrs ...netip.Addr) error {
+	for _, a := range addrs {
+		r := netlink.Route{Dst: ipNet(netip.PrefixFrom(a, a.BitLen())), Gw: via.Addr(a).AsSlice()}
+		if err := h.link.RouteReplace(&r); err != nil {
+			return fmt.Errorf("lead %s through %s: %w", a, via.Name, err)
+		}
+	}
+	return nil
+}
+
+// Unplug takes h off the LAN.
+func (h *Host) Unplug() error {
+	l, err := h.link.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	return h.link.LinkSetDown(l)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

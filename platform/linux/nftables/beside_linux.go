@@ -204,26 +204,39 @@ func (l Leftovers) KeepSettings(ctx context.Context, text []byte) error {
 	return nil
 }
 
-// Settings returns the text in the table, nil if there is no table.
-func (l Leftovers) Settings() ([]byte, error) {
+// read returns a set of the table, nil if there is no table.
+func (l Leftovers) read(set string) (*observedSet, error) {
 	r, err := dialReader(l.Family, Options{Table: l.Table})
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	found := newObservedSet(setSpec{})
+	found, there := newObservedSet(setSpec{}), false
 	err = retryRead(func() error {
 		clear(found.elements)
-		if err := r.find(); err != nil || r.table == nil {
+		err := r.find()
+		if there = r.table != nil; err != nil || !there {
 			return err
 		}
-		return r.elements(settings.name, found)
+		return r.elements(set, found)
 	})
 	switch {
 	case netlink.LacksNFTables(err):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("read %s: %w", l, netlink.NFTHint(err))
+	case !there:
+		return nil, nil
+	}
+	return found, nil
+}
+
+// Settings returns the text in the table, nil if there is no table.
+func (l Leftovers) Settings() ([]byte, error) {
+	found, err := l.read(settings.name)
+	switch {
+	case err != nil || found == nil:
+		return nil, err
 	case len(found.elements) == 0:
 		return nil, nil
 	}

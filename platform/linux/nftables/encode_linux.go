@@ -303,7 +303,7 @@ func (e *encoder) value(typ uint16, b []byte) {
 
 func (e *encoder) data(x *element) {
 	switch x.in.kind {
-	case targetMap, addrMap:
+	case targetMap, addrMap, markMap:
 		e.value(unix.NFTA_SET_ELEM_DATA, x.value)
 	case verdictMap:
 		data := e.Nest(unix.NFTA_SET_ELEM_DATA)
@@ -390,6 +390,9 @@ func (e *encoder) action(x packet.Expression) (expr.Any, error) {
 		return &expr.Counter{}, nil
 	case untracked:
 		return &expr.Notrack{}, nil
+	case clampMSS:
+		const maxSegment = 2
+		return &expr.Exthdr{SourceRegister: register(0), Type: maxSegment, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt}, nil
 	}
 	return nil, fmt.Errorf("no expression of the kernel for %T", x)
 }
@@ -438,9 +441,11 @@ func typeofField(f field, family service.Family) []byte {
 	switch f {
 	case proto:
 		return typeofExpr(exprMeta, tlv32(nil, 0, metaL4Proto))
+	case packetMark:
+		return typeofExpr(exprMeta, tlv32(nil, 0, unix.NFT_META_MARK))
 	case dport, origDport:
 		return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, headerTransport), 1, fieldDestinationPort))
-	case origSport:
+	case sport, origSport:
 		return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, headerTransport), 1, fieldSourcePort))
 	case slot:
 		return typeofExpr(exprNumgen, tlv32(tlv32(tlv32(nil, 0, 1), 1, 65536), 2, 0))
@@ -459,7 +464,7 @@ func typeofField(f field, family service.Family) []byte {
 func typeofFields(fields []field, family service.Family) (desc []byte, order uint32) {
 	if len(fields) == 1 {
 		order = orderBig
-		if fields[0] == slot {
+		if fields[0] == slot || fields[0] == packetMark {
 			order = orderHost
 		}
 		return typeofField(fields[0], family), order
@@ -489,7 +494,7 @@ func (s *set) userData(family service.Family) []byte {
 
 // typeID returns nft's number for the type of f, which the kernel does not interpret.
 func (f field) typeID(family service.Family) uint32 {
-	const ipv4Addr, ipv6Addr, inetProto, inetService, integer = 7, 8, 12, 13, 4
+	const ipv4Addr, ipv6Addr, inetProto, inetService, integer, mark = 7, 8, 12, 13, 4, 19
 	switch {
 	case f.isAddr() && family == service.IPv6:
 		return ipv6Addr
@@ -499,6 +504,8 @@ func (f field) typeID(family service.Family) uint32 {
 		return inetProto
 	case f == slot:
 		return integer
+	case f == packetMark:
+		return mark
 	}
 	return inetService
 }

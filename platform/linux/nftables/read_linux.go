@@ -293,7 +293,7 @@ func (l Leftovers) Find(ctx context.Context) (string, error) {
 	case !found:
 		return "", nil
 	}
-	return "the table", nil
+	return TheTable, nil
 }
 
 // Remove deletes the table and everything in it, if it exists. Packets must not meet a partly

@@ -219,6 +219,9 @@ func (f field) load(reg, mod uint32, family service.Family) packet.Expression {
 	if family == service.IPv6 {
 		offset = 8
 	}
+	if at, n := f.inner(family); n > 0 {
+		return packet.PayloadLoad{Base: packet.TransportBase, Offset: at, Size: n, To: reg}
+	}
 	switch f {
 	case daddr:
 		offset += size
@@ -631,6 +634,13 @@ const (
 	origSport               // the connection's source port before any NAT
 	replySaddr              // the source address of replies, which is the endpoint's
 	slot                    // a random number below a modulus that the rule gives
+	packetMark
+	// The header of the packet that an ICMP error is about, which has no options.
+	innerSaddr
+	innerDaddr
+	innerProto
+	innerSport
+	innerDport
 )
 
 // text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
@@ -658,12 +668,29 @@ func (f field) text(family service.Family) string {
 		return "ct original proto-src"
 	case replySaddr:
 		return "ct reply " + ip + " saddr"
+	case packetMark:
+		return "meta mark"
+	}
+	if at, size := f.inner(family); size > 0 {
+		return fmt.Sprintf("@th,%d,%d", at*8, size*8)
 	}
 	return "numgen random mod 65536"
 }
 
 func (f field) isAddr() bool {
-	return f == saddr || f == daddr || f == origSaddr || f == origDaddr || f == replySaddr
+	return f == saddr || f == daddr || f == origSaddr || f == origDaddr || f == replySaddr || f == innerSaddr || f == innerDaddr
+}
+
+// inner returns where f is after the start of an ICMP error, size 0 if it is elsewhere.
+func (f field) inner(family service.Family) (at, size int) {
+	const header = 8
+	p := innerPlaces[f][family]
+	return header + p[0], p[1]
+}
+
+// innerPlaces are offsets in a packet and sizes, by family.
+var innerPlaces = map[field][2][2]int{
+	innerProto: {{9, 1}, {6, 1}}, innerSaddr: {{12, 4}, {8, 16}}, innerDaddr: {{16, 4}, {24, 16}}, innerSport: {{20, 2}, {40, 2}}, innerDport: {{22, 2}, {42, 2}},
 }
 
 // size returns the bytes of f in a key, each part padded to a multiple of four.
@@ -726,10 +753,12 @@ func partText(f field, b []byte) string {
 	switch f {
 	case proto:
 		return service.Protocol(b[0]).String()
-	case dport, origDport, origSport:
+	case sport, dport, origDport, origSport:
 		return fmt.Sprint(binary.BigEndian.Uint16(b))
 	case slot:
 		return fmt.Sprint(binary.NativeEndian.Uint32(b))
+	case packetMark:
+		return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b))
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a.String()

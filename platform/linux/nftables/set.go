@@ -25,6 +25,7 @@ const (
 	verdictMap                // a verdict
 	targetMap                 // an address and port to translate to
 	addrMap                   // an address to translate to
+	markMap                   // a mark to set
 )
 
 // set describes a named set or map of the table.
@@ -101,6 +102,8 @@ func (s *set) valueFields() []field {
 		return targetFields
 	case addrMap:
 		return targetFields[:1]
+	case markMap:
+		return []field{packetMark}
 	}
 	return nil
 }

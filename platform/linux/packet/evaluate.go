@@ -201,7 +201,7 @@ func (e *evaluator) load(x Expression) {
 		switch {
 		case x.Key == MetaInName && e.In.Guess:
 			e.guess, e.vague = e.In, "meta iifname"
-		case x.Key == metaOutName && e.Out.Guess:
+		case x.Key == MetaOutName && e.Out.Guess:
 			e.guess, e.vague = e.Out, "meta oifname"
 		}
 	case ConntrackLoad:

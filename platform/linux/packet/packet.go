@@ -189,7 +189,7 @@ const (
 	metaIn       = 4
 	metaOut      = 5
 	MetaInName   = 6
-	metaOutName  = 7
+	MetaOutName  = 7
 	metaFamily   = 15
 	MetaL4       = 16
 	metaPktType  = 19
@@ -214,7 +214,7 @@ func (p *Packet) meta(key uint32) bits {
 		return p.Out.index()
 	case MetaInName:
 		return p.In.name()
-	case metaOutName:
+	case MetaOutName:
 		return p.Out.name()
 	case metaFamily:
 		if p.family() == service.IPv6 {

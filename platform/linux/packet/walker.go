@@ -618,7 +618,7 @@ type Extension struct {
 // Names of properties that are often not known, as nft writes them.
 var (
 	metaNames = map[uint32]string{
-		0: "length", 2: "priority", MetaMark: "mark", metaIn: "iif", metaOut: "oif", MetaInName: "iifname", metaOutName: "oifname",
+		0: "length", 2: "priority", MetaMark: "mark", metaIn: "iif", metaOut: "oif", MetaInName: "iifname", MetaOutName: "oifname",
 		8: "iiftype", 9: "oiftype", 10: "skuid", 11: "skgid", 13: "rtclassid", 17: "ibrname", 18: "obrname", 20: "cpu",
 		21: "iifgroup", 22: "oifgroup", 23: "cgroup", 24: "random", 26: "iifkind", 27: "oifkind",
 	}

@@ -87,7 +87,7 @@ var options = map[string]option{
 	"-d": {1, true, func(a []string, not bool) []Expression { return inPrefix(addressLoad(a[0], false), a[0], not) }},
 	"-p": {1, true, ofProtocol},
 	"-i": {1, true, func(a []string, not bool) []Expression { return ofInterface(MetaInName, a[0], not) }},
-	"-o": {1, false, func(a []string, not bool) []Expression { return ofInterface(metaOutName, a[0], not) }},
+	"-o": {1, false, func(a []string, not bool) []Expression { return ofInterface(MetaOutName, a[0], not) }},
 	"-f": {0, false, func(_ []string, not bool) []Expression { // a fragment, but not the first
 		return masked(PayloadLoad{NetworkBase, 6, 2, 1}, []byte{0x1f, 0xff}, []byte{0, 0}, !not)
 	}},

@@ -72,6 +72,7 @@ type Selected struct {
 	silent      *silence.Box       // nil where nothing tells of silent endpoints
 	draws       func() bool        // see mode.Setup
 	drawn       func(service.Address)
+	peers       mode.Peers
 }
 
 // Candidate is a mode that may be selected.
@@ -191,6 +192,7 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 	s.Silent = func() *silence.Box { return se.silent }
 	s.Draws = func() bool { return se.draws() }
 	s.Drawn = func(e service.Address) { se.drawn(e) }
+	s.Peers = func() mode.Peers { return se.peers }
 	return s
 }
 

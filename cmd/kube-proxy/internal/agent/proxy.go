@@ -90,6 +90,7 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 			return nil
 		})
 	}
+	p.selected.peers = p.newPeers(ctx, group, r.loops)
 	defer p.runLease(ctx, r.loops)()
 	for _, m := range members {
 		p.start(ctx, group, m)

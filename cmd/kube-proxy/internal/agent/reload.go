@@ -316,6 +316,7 @@ func TrackOptions(d mode.Descriptor, c *config.Config, node string) track.Option
 	if c.OS == config.Linux {
 		o.SilentEndpoints = track.Silent(c.SilentEndpoints.String())
 		o.Selection, o.SelectionSlots = track.Selection(c.Selection.String()), c.SelectionSlots.Number()
+		o.DirectReturn = c.DirectReturn
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
 		o.NodeIPs = []netip.Addr{ip}

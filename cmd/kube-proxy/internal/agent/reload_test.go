@@ -280,6 +280,7 @@ func TestTrackOptions(t *testing.T) {
 		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
 		"silent endpoints":   {func(c *config.Config) { c.SilentEndpoints = config.SilentObserved }, track.Options{NodePortsPrimary: true, SilentEndpoints: track.SilentObserve}},
 		"selection":          {func(c *config.Config) { c.Selection, c.SelectionSlots = config.SelectConsistent, 2039 }, track.Options{NodePortsPrimary: true, Selection: track.SelectConsistent, SelectionSlots: 2039}},
+		"direct return":      {func(c *config.Config) { c.DirectReturn = true }, track.Options{NodePortsPrimary: true, DirectReturn: true}},
 		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.AnyAddress(), MasqueradeAll: true}},
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
