@@ -245,7 +245,7 @@ func TestPeers(t *testing.T) {
 			t.Error("settled before an answer")
 		}
 		t.Logf("a peer after %v", a.until(t, "b", true, 15*time.Second))
-		time.Sleep(interval)
+		time.Sleep(2 * interval)
 		if got, want := a.Answering(true), "map[a:fd00::1 b:fd00::2]"; fmt.Sprint(got) != want {
 			t.Errorf("%v answer over IPv6, want %s", got, want)
 		}
@@ -572,6 +572,58 @@ func TestMoves(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	})
+}
+
+// A node that was silent for long, and answered again, is found soon when it moves after that.
+func TestMovesLater(t *testing.T) {
+	run(t, func(t *testing.T, w *network, a, b *peer) {
+		b.stop()
+		time.Sleep(11 * time.Minute)
+		b = w.start(t, "b", "10.0.0.2")
+		b.Want([]string{"b"})
+		a.until(t, "b", true, 15*time.Second)
+		b.stop()
+		w.start(t, "b", "10.0.0.3").Set.Want([]string{"b"})
+		a.until(t, "b", false, 5*time.Second)
+		a.until(t, "b", true, 45*time.Second)
+	})
+}
+
+// This node notices that it moved itself when nobody answers any more.
+func TestMovesItself(t *testing.T) {
+	run(t, func(t *testing.T, w *network, a, _ *peer) {
+		old := netip.MustParseAddr("10.0.0.1")
+		w.set(func() {
+			w.nodes["a"] = []netip.Addr{netip.MustParseAddr("10.0.0.9")}
+			w.lost = func(from, to netip.Addr, _ datagram) bool { return from == old || to == old }
+		})
+		a.until(t, "b", false, 5*time.Second)
+		t.Logf("back after %v", a.until(t, "b", true, time.Minute))
+		w.set(func() {
+			if w.conns[old] != nil {
+				t.Error("what was open at the old address is open")
+			}
+		})
+	})
+}
+
+func TestDecode(t *testing.T) {
+	for text, edit := range map[string]func(datagram) []byte{
+		"a probe without a name": func(d datagram) []byte { d.name = ""; return d.encode() },
+		"an answer with a name":  func(d datagram) []byte { d.kind = answer; return d.encode() },
+		"no kind":                func(d datagram) []byte { d.kind = 0; return d.encode() },
+		"what came back":         func(d datagram) []byte { d.kind, d.name = gone, ""; return d.encode() },
+		"a long name":            func(d datagram) []byte { d.name = strings.Repeat("x", maxName+1); return d.encode() },
+		"another protocol":       func(d datagram) []byte { return append([]byte("KPRX"), d.encode()[4:]...) },
+	} {
+		good := datagram{version, probe, 7, newNonce(), "a"}
+		if d, is := decode(good.encode()); !is || d != good {
+			t.Errorf("%+v became %+v", good, d)
+		}
+		if d, is := decode(edit(good)); is {
+			t.Errorf("%s: %+v, want none", text, d)
+		}
+	}
 }
 
 // During an outage of the API server, known nodes stay, and others follow after it.

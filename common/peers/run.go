@@ -374,7 +374,7 @@ func (s *Set) take(n *node, i, at int, d datagram, now time.Time) {
 		w.up = w.up || w.row >= comeback
 	}
 	if w.up != was {
-		n.pause = lookPause
+		n.pause, n.lookAt = lookPause, time.Time{}
 		notify(s.changed)
 	}
 }

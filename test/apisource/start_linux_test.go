@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"kubeproxy/common/source"
 	"kubeproxy/test/authority"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/kit"
@@ -269,6 +270,32 @@ func TestDoctor(t *testing.T) {
 	w.set(t, newNode(), other)
 	w.diagnose(t, deployed).expect(t, "node-unknown")
 	w.diagnose(t, deployed, "--hostname-override=node-z").expect(t, "node-unknown", "192.0.2.99", "--hostname-override="+netlab.NodeName)
+	t.Run("addresses of nodes", func(t *testing.T) { testAddresses(t, w) })
+}
+
+// testAddresses reads the addresses of one node, and of many, with the rights of the deployment.
+func testAddresses(t *testing.T, w fixture) {
+	names := []string{netlab.NodeName}
+	for i := range 20 {
+		n := newNode()
+		n.Name = fmt.Sprint("node-", i)
+		w.set(t, n)
+		names = append(names, n.Name)
+	}
+	to, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, deployed))
+	kit.Must(t, err)
+	to.Dial, to.ContentType = w.lab.Node.Dial, "application/vnd.kubernetes.protobuf"
+	api := &source.APIServer{Config: to}
+	for _, ask := range [][]string{{netlab.NodeName, "none"}, names} {
+		found := map[string][]netip.Addr{}
+		kit.Until(t, fmt.Sprint(ask), func() bool { // the API server answers from its memory
+			kit.Must(t, api.Nodes(t.Context(), ask, func(name string, all []netip.Addr) { found[name] = all }))
+			return len(found[ask[0]]) == 2 && (len(ask) == 2 || len(found[ask[20]]) == 2)
+		})
+		if _, is := found["none"]; is || len(ask) == 2 && len(found) > 1 {
+			t.Errorf("%v was found, want %v", found, ask[:1])
+		}
+	}
 }
 
 // TestDoctorOfClocks asks a real API server whose answers have another date.
