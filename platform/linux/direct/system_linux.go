@@ -178,10 +178,10 @@ func (k *Kernel) settings(l netlink.Link) (fault string, err error) {
 	}
 	_ = files.WriteFile("proc/sys/net/ipv4/conf/"+Device+"/rp_filter", []byte("0")) // the larger one of both counts
 	for _, where := range []string{Device, "all"} {
-		value, err := files.ReadFile("proc/sys/net/ipv4/conf/" + where + "/rp_filter")
+		value, _ := files.ReadFile("proc/sys/net/ipv4/conf/" + where + "/rp_filter")
 		switch strings.TrimSpace(string(value)) {
 		case "2": // is like 1 on a device without an address (kernel: net/ipv4/fib_frontend.c, __fib_validate_source)
-			if err = netlink.AddrReplace(l, &netlink.Addr{IPNet: &net.IPNet{IP: anyAddress, Mask: net.CIDRMask(32, 32)}, Scope: unix.RT_SCOPE_LINK}); err != nil {
+			if err := netlink.AddrReplace(l, &netlink.Addr{IPNet: &net.IPNet{IP: anyAddress, Mask: net.CIDRMask(32, 32)}, Scope: unix.RT_SCOPE_LINK}); err != nil {
 				return "", fmt.Errorf("give device %s the address %s: %w", Device, anyAddress, err)
 			}
 		case "1":
