@@ -378,6 +378,9 @@ type Backend struct {
 	Unrelayed func() (uint64, error)
 	// Conntrack, if set, follows each round whose rules are at least partly in force.
 	Conntrack Conntrack
+	// LetGo, if set, makes the rules forget the endpoint of a client with session affinity, if it
+	// is this one. It is safe for concurrent use.
+	LetGo func(p *service.Port, client netip.Addr, endpoint service.Address) error
 	// Orphans, if set, ends connections to endpoints that left.
 	Orphans Orphans
 	// Tunnel, if set, opens the tunnel for direct return from an address of this node.

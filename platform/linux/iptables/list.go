@@ -238,8 +238,11 @@ func randomMatch(n, all int) string {
 // recentMatch applies action to the list of clients that use an endpoint. The list exists while a
 // rule refers to it (kernel: net/netfilter/xt_recent.c, recent_mt_destroy).
 func recentMatch(p *service.Port, to netip.AddrPort, action string) string {
-	list := hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), to.String())
-	return "-m recent " + action + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
+	return "-m recent " + action + " --name " + recentList(p, to) + " --mask " + fullMask(p.Family) + " --rsource "
+}
+
+func recentList(p *service.Port, to netip.AddrPort) string {
+	return hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), to.String())
 }
 
 func fullMask(f service.Family) string {

@@ -5,6 +5,8 @@ package iptables
 
 import (
 	"context"
+	"net/netip"
+	"os"
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
@@ -31,6 +33,7 @@ func newOf(c *config.Config, f service.Family) (*Backend, error) {
 // complete adds to x counters, and what the rules of b cannot do here.
 func complete(s mode.Setup, x *mode.Backend, b *Backend) error {
 	x.LacksLocalhost = b.NeedListeners()
+	x.LetGo = letGo
 	x.Packets = func(ctx context.Context) (metrics.Packets, error) {
 		p, err := b.Packets(ctx)
 		return metrics.Packets(p), err
@@ -39,6 +42,13 @@ func complete(s mode.Setup, x *mode.Backend, b *Backend) error {
 		x.Traffic = NewCounters(x.Family, OptionsOf(s.Config))
 	}
 	return nil
+}
+
+// letGo removes a client from the list of those that use an endpoint (kernel:
+// net/netfilter/xt_recent.c, recent_mt_proc_write).
+func letGo(p *service.Port, client netip.Addr, e service.Address) error {
+	list := recentList(p, netip.AddrPortFrom(e.Addr, e.Port))
+	return os.WriteFile("/proc/thread-self/net/xt_recent/"+list, []byte("-"+client.String()+"\n"), 0)
 }
 
 // Owned names the targets that rounds of modes iptables and userspace keep in order: the

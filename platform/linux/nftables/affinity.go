@@ -78,9 +78,11 @@ func (l layout) groups(w service.Policy) []group {
 // clientSet returns the clients map for a target port. Its name has the timeout, as kernels without
 // commit 123b99619cca (Linux 6.2) ignore another one for an existing map.
 func clientSet(p *service.Port, w service.Policy, port uint16) *set {
-	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
+	name := objectName(fmt.Sprintf(clientsPrefix+"%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity, limit: clientLimit}
 }
+
+const clientsPrefix = "clients-"
 
 func memberSet(p *service.Port, w service.Policy) *set {
 	return &set{name: objectName("members", w, p.Name), kind: plainSet, key: targetFields}

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -185,6 +187,23 @@ func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string
 	return nil
 }
 
+// letGo deletes the endpoint that is recorded for a client.
+func (l Leftovers) letGo(p *service.Port, client netip.Addr, e service.Address) error {
+	for _, w := range service.Policies {
+		for _, g := range (layout{port: p}).groups(w) {
+			if g.port != e.Port {
+				continue
+			}
+			forget := []op{{verb: delElement, element: element{in: g.clients, key: client.AsSlice()}}}
+			err := l.withSocket(func(s *netlink.Socket, e *encoder) error { return transact(s, e, forget) })
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (k *kernel) close() {
 	sockets := []*netlink.Socket{k.readSocket, k.writeSocket}
 	if k.monitor != nil {
@@ -337,10 +356,13 @@ func (m *monitor) readPending() {
 	}
 }
 
-// aboutOurTable reports whether x is about our table. All message types except
-// NFT_MSG_NEWGEN begin with the table's name.
+// aboutOurTable reports whether x is about our table, apart from clients that are forgotten. All
+// message types except NFT_MSG_NEWGEN begin with the table's name.
 func (m *monitor) aboutOurTable(x netlink.Message) bool {
 	family, body := x.Netfilter()
+	if x.Type == netlink.NFTType(unix.NFT_MSG_DELSETELEM) && strings.HasPrefix(netlink.Text(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET)), clientsPrefix) {
+		return false
+	}
 	return x.Type != netlink.NFTType(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME)) == m.name
 }
 

@@ -15,7 +15,7 @@ import (
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(_ *config.Config, f service.Family) error { return Probe(f) },
-		Open:      mode.OpenEach(newOf, addCounters),
+		Open:      mode.OpenEach(newOf, complete),
 		Owned:     owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(newOf),
@@ -27,8 +27,9 @@ func newOf(c *config.Config, f service.Family) (*Backend, error) {
 	return New(f, optionsOf(c))
 }
 
-func addCounters(s mode.Setup, x *mode.Backend, _ *Backend) (err error) {
+func complete(s mode.Setup, x *mode.Backend, _ *Backend) (err error) {
 	x.Unrelayed = func() (uint64, error) { return Unrelayed(x.Family, optionsOf(s.Config)) }
+	x.LetGo = ownTable(s.Config, x.Family).letGo
 	if s.Config.CountTraffic {
 		x.Traffic, err = NewCounters(x.Family, optionsOf(s.Config))
 	}

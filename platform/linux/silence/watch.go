@@ -80,6 +80,8 @@ type Watch struct {
 	// that do, with the endpoint that did not answer.
 	Draws func() bool
 	Drawn func(service.Address)
+	// LetGo makes the rules forget the endpoint of a client with session affinity, if it is this one.
+	LetGo func(p *service.Port, client netip.Addr, endpoint service.Address)
 	// Late reports whether answers of an endpoint may be late.
 	Late func(service.Address) bool
 
@@ -118,6 +120,7 @@ type flow struct {
 	look   int       // the last one that saw it
 	told   bool
 	drawAt time.Time // when it draws again, zero if it does not
+	port   *service.Port
 }
 
 func (f *flow) client() client            { return client{f.Src, f.Dst} }
@@ -311,7 +314,7 @@ func (w *Watch) tellTo(p *service.Port, all []*flow, now time.Time) {
 			w.Observe(silence.Evidence{Endpoint: e, Port: p.Name, Client: f.Src.Addr(), At: now, Kind: silence.Unanswered})
 		}
 		if p.Name.Protocol != service.UDP && f.drawAt.IsZero() && hasOthers(p, e) && w.Draws() && w.mayDraw(f, now) {
-			w.urgent = now.Add(urgency)
+			w.urgent, f.port = now.Add(urgency), p
 			f.drawAt = later(f.began.Add(drawAfter), f.since.Add(drawSeen))
 			if d := w.drawn[f.client()]; now.Sub(d.at) < drawMemory {
 				f.drawAt = f.began.Add(drawAgain)
@@ -387,6 +390,9 @@ func (w *Watch) draw(ctx context.Context, now time.Time) {
 		d := w.drawn[f.client()]
 		if now.Sub(d.at) > drawMemory {
 			d.times = 0
+		}
+		if d.times > 0 && f.port.Affinity > 0 { // one lost packet must not end that
+			w.LetGo(f.port, f.Src.Addr(), f.endpoint())
 		}
 		w.drawn[f.client()] = draws{d.times + 1, now, f.endpoint()}
 	}

@@ -380,16 +380,24 @@ func TestDraws(t *testing.T) {
 }
 
 // TestSlowEndpoints has a client repeat its packet in vain. Each time the entry is as the one before.
+// Session affinity ends with the second draw.
 func TestSlowEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := &table{}
-		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		x, letGo := &table{}, 0
+		web := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)
+		web.Affinity = time.Hour
+		w := watch(t, snapshot(web), x)
+		w.LetGo = func(p *service.Port, client netip.Addr, e service.Address) {
+			if letGo++; p != web || client != at("10.244.1.9:0").Addr() || e != service.AddressOf(service.TCP, at(webs[0])) {
+				t.Errorf("%s lets go of %s, of %s", client, e, p.Name)
+			}
+		}
 		for range 2 * mostDraws {
 			x.flows = []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
 			w.after(2 * time.Second)
 		}
-		if w.drawn != mostDraws {
-			t.Errorf("%d draws, want %d", w.drawn, mostDraws)
+		if w.drawn != mostDraws || letGo != mostDraws-1 {
+			t.Errorf("%d draws, want %d, and affinity let go %d times", w.drawn, mostDraws, letGo)
 		}
 		x.flows = nil
 		w.after(drawMemory)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -234,6 +235,15 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 			return p.selected.System.Translates && p.selected.draws() && (p.lease == nil || !p.lease.State().Standby)
 		},
 		Drawn: p.selected.drawn, Late: p.selected.silent.Late,
+		LetGo: func(port *service.Port, client netip.Addr, e service.Address) {
+			i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == e.Family && b.LetGo != nil })
+			if i < 0 {
+				return
+			}
+			if err := p.selected.Backends[i].LetGo(port, client, e); err != nil {
+				p.log.V(1).Info("A client keeps an endpoint that does not answer", "endpoint", e.String(), "reason", err.Error())
+			}
+		},
 	}
 	for _, b := range p.selected.Backends {
 		w.Families = append(w.Families, b.Family)
