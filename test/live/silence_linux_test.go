@@ -329,30 +329,34 @@ func TestStickyClientsLetGo(t *testing.T) {
 			m := modeNamed(name)
 			m.plain = true
 			m.flags = append(slices.Clip(m.flags), "--silent-endpoints=off")
-			c := newCluster(t, m)
-			shop := app{name: "shop", number: 10, sticky: 3600, plain: true}.on(c.webs()...)
-			c.start(t, shop)
-			c.awaitProgrammed(t)
-			for _, f := range service.Families {
-				ask := func() netlab.Answer {
-					a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: shop.at(service.ClusterIP, f), Timeout: time.Minute})
-					if err != nil || a.Outcome != netlab.Answered {
-						t.Errorf("%s: %s, %v", f, a.Outcome, err)
-					}
-					return a
-				}
-				had := ask().Backend
-				dropWeb(t, c.Host(had))
-				next := ask()
-				t.Logf("%s: %s is silent; %s answers after %s", f, had, next.Backend, next.Took)
-				nft(t, c.Host(had), "delete table inet silent\n")
-				for range 10 {
-					if now := ask().Backend; now != next.Backend {
-						t.Errorf("%s: the client went on from %s to %s", f, next.Backend, now)
-					}
-				}
-			}
+			stickyClientsLetGo(t, m)
 		})
+	}
+}
+
+func stickyClientsLetGo(t *testing.T, m mode) {
+	c := newCluster(t, m)
+	shop := app{name: "shop", number: 10, sticky: 3600, plain: true}.on(c.webs()...)
+	c.start(t, shop)
+	c.awaitProgrammed(t)
+	for _, f := range service.Families {
+		ask := func() netlab.Answer {
+			a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: shop.at(service.ClusterIP, f), Timeout: time.Minute})
+			if err != nil || a.Outcome != netlab.Answered {
+				t.Errorf("%s: %s, %v", f, a.Outcome, err)
+			}
+			return a
+		}
+		had := ask().Backend
+		dropWeb(t, c.Host(had))
+		next := ask()
+		t.Logf("%s: %s is silent; %s answers after %s", f, had, next.Backend, next.Took)
+		nft(t, c.Host(had), "delete table inet silent\n")
+		for range 10 {
+			if now := ask().Backend; now != next.Backend {
+				t.Errorf("%s: the client went on from %s to %s", f, next.Backend, now)
+			}
+		}
 	}
 }
 
