@@ -508,14 +508,14 @@ func TestRequests(t *testing.T) {
 		most    int
 	}{
 		{"all is well", func(*network, *peer, int) {}, 1},
-		{"a node without the layer", func(_ *network, a *peer, step int) { a.Want([]string{"b", "silent"}) }, 7},
-		{"a node that does not exist", func(_ *network, a *peer, step int) { a.Want([]string{"b", "none"}) }, 7},
+		{"a node without the layer", func(_ *network, a *peer, step int) { a.Want([]string{"b", "silent"}) }, 10},
+		{"a node that does not exist", func(_ *network, a *peer, step int) { a.Want([]string{"b", "none"}) }, 10},
 		{"new names all the time", func(w *network, _ *peer, step int) {
 			w.forged("10.0.0.9", "10.0.0.1", datagram{1, probe, 7, newNonce(), fmt.Sprint("x", step)})
-		}, 7},
+		}, 10},
 		{"a forged source", func(w *network, _ *peer, step int) {
 			w.forged("10.0.0.9", "10.0.0.1", datagram{1, probe, 7, newNonce(), "b"})
-		}, 7},
+		}, 10},
 		{"many nodes come, one each ten seconds", func(_ *network, a *peer, step int) {
 			want := []string{"b"}
 			for i := range step / 10 {
