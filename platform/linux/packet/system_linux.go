@@ -35,8 +35,9 @@ type System struct {
 }
 
 type system struct {
-	link Link
-	typ  uint8
+	link   Link
+	typ    uint8
+	direct bool // no gateway is between
 }
 
 // Local implements Node. Mode ipvs makes addresses of Services local by routes alone.
@@ -47,18 +48,23 @@ func (s *System) Local(a netip.Addr) bool {
 
 // Route implements Node. It asks once for each address.
 func (s *System) Route(a netip.Addr) (Link, uint8) {
+	r := s.route(a)
+	return r.link, r.typ
+}
+
+func (s *System) route(a netip.Addr) system {
 	if r, known := s.routes[a]; known {
-		return r.link, r.typ
+		return r
 	}
 	r := system{}
 	if all, err := s.kernel().RouteGet(a.AsSlice()); err == nil && len(all) > 0 {
-		r = system{s.link(all[0].LinkIndex), uint8(all[0].Type)}
+		r = system{s.link(all[0].LinkIndex), uint8(all[0].Type), all[0].Gw == nil && all[0].Via == nil}
 	}
 	if s.routes == nil {
 		s.routes = map[netip.Addr]system{}
 	}
 	s.routes[a] = r
-	return r.link, r.typ
+	return r
 }
 
 func link(index int) Link {
@@ -70,15 +76,31 @@ func link(index int) Link {
 }
 
 // Entry returns the interface by which packets of a client enter the node: the one of a
-// name, or else the one by which the node reaches the client.
+// name, or else the one by which the node reaches the client. If it would reach it there without a
+// gateway, but knows it as a neighbour at another interface alone, routes lead answers astray, and it is that one.
 func (s *System) Entry(name string, client netip.Addr) Link {
 	if l, err := netlink.LinkByName(name); err == nil {
 		return Link{Name: name, Index: uint32(l.Attrs().Index)}
 	}
-	if l, _ := s.Route(client); l.Index != 0 {
-		return l
+	r := s.route(client)
+	if r.link.Index == 0 {
+		return Link{Unknown: true}
 	}
-	return Link{Unknown: true}
+	if at := s.heard(client); r.direct && r.typ != Local && len(at) == 1 && at[0] != int(r.link.Index) {
+		return s.link(at[0])
+	}
+	return r.link
+}
+
+// heard returns the interfaces at which an address has told its link address.
+func (s *System) heard(a netip.Addr) (at []int) {
+	const heard = unix.NUD_REACHABLE | unix.NUD_STALE | unix.NUD_DELAY | unix.NUD_PROBE
+	for _, n := range s.neighboursAt(0, service.FamilyOf(a)) {
+		if n.State&heard != 0 && n.Flags&unix.NTF_PROXY == 0 && addrOf(n.IP) == a {
+			at = append(at, n.LinkIndex)
+		}
+	}
+	return at
 }
 
 // LegacyNames lists the tables of iptables-legacy in this thread's network namespace. Root of the
@@ -349,7 +371,20 @@ func (s *System) Neighbour(on Link, a netip.Addr) Neighbour {
 const userHZ = 100
 
 func (s *System) neighbour(on Link, a netip.Addr) Neighbour {
-	key := [2]int{int(on.Index), familyOf(service.FamilyOf(a))}
+	for _, n := range s.neighboursAt(on.Index, service.FamilyOf(a)) {
+		if addrOf(n.IP) == a {
+			return Neighbour{
+				Failed: n.State&unix.NUD_FAILED != 0, Asking: n.State&unix.NUD_INCOMPLETE != 0,
+				Age: time.Duration(n.Updated) * time.Second / userHZ,
+			}
+		}
+	}
+	return Neighbour{}
+}
+
+// neighboursAt returns those of an interface, of 0 for all.
+func (s *System) neighboursAt(index uint32, f service.Family) []netlink.Neigh {
+	key := [2]int{int(index), familyOf(f)}
 	all, known := s.neighbours[key]
 	if !known {
 		all, _ = s.kernel().NeighList(key[0], key[1]) // none: nothing is known
@@ -358,16 +393,13 @@ func (s *System) neighbour(on Link, a netip.Addr) Neighbour {
 		}
 		s.neighbours[key] = all
 	}
-	for i := range all {
-		n := &all[i]
-		if at, ok := netip.AddrFromSlice(n.IP); ok && at.Unmap() == a {
-			return Neighbour{
-				Failed: n.State&unix.NUD_FAILED != 0, Asking: n.State&unix.NUD_INCOMPLETE != 0,
-				Age: time.Duration(n.Updated) * time.Second / userHZ,
-			}
-		}
-	}
-	return Neighbour{}
+	return all
+}
+
+// addrOf returns an address of the library, the zero one for none.
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
 }
 
 // Listens implements Roads. The sockets of SCTP are not known.
