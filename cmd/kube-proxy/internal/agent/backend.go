@@ -225,17 +225,21 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 		p.selected.silent.Run(ctx)
 		return nil
 	})
+	policy := func(name service.PortName) track.Silent {
+		return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
+	}
 	w := &linuxsilence.Watch{
 		Latest: p.tracker.Latest, Observe: p.selected.silent.Observe, Undecided: p.selected.silent.Undecided,
 		Direct: p.selected.Config.SocketAcceleration != config.AccelerateNone,
-		Wanted: func(name service.PortName) bool {
-			return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name}) != track.SilentOff
-		},
+		Wanted: func(name service.PortName) bool { return policy(name) != track.SilentOff },
 		Draws: func() bool {
 			return p.selected.System.Translates && p.selected.draws() && (p.lease == nil || !p.lease.State().Standby)
 		},
 		Drawn: p.selected.drawn, Late: p.selected.silent.Late,
 		LetGo: func(port *service.Port, client netip.Addr, e service.Address) {
+			if policy(port.Name) == track.SilentOn {
+				return // it is left out once dials tell it from lost packets
+			}
 			i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == e.Family && b.LetGo != nil })
 			if i < 0 {
 				return
