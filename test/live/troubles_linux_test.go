@@ -120,7 +120,7 @@ var troubles = []trouble{
 	{name: "the routes have a black hole for the client", plant: "ip route replace blackhole 10.244.1.13/32", mend: "ip route replace 10.244.1.13/32 dev veth-shopper",
 		tells: "explain", says: []string{"answers of 10.244.2.11 to 10.244.1.13", "blackhole"}, modes: forwarded},
 	{name: "the node has lost its address", from: "customer", to: "192.0.2.10:30010", plant: "ip addr del 192.0.2.10/24 dev eth0; ip addr add 192.0.2.12/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1",
-		mend: "ip addr del 192.0.2.12/24 dev eth0; ip addr add 192.0.2.10/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1", tells: "doctor explain", says: []string{"no interface of this node has the address 192.0.2.10"}},
+		mend: "ip addr del 192.0.2.12/24 dev eth0; ip addr add 192.0.2.10/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1", tells: "doctor explain", says: []string{"no interface of this node has the address 192.0.2.10"}, modes: forwarded + " userspace"},
 	{name: "no address answers the NodePort", from: "customer", to: "192.0.2.10:30010", begin: func(t *testing.T, c *troubled) func() {
 		return c.restarted(t, "--nodeport-addresses=10.9.0.0/16")
 	}, tells: "doctor", says: []string{"10.9.0.0/16"}},
