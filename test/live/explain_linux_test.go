@@ -38,7 +38,7 @@ var wayFaults = []struct {
 		[]string{"rp_filter of interface eth0 is 1 (strict), and the node reaches it by veth-web-2", "fix sysctl -w net.ipv4.conf.eth0.rp_filter=2"}, "nftables iptables"},
 	{"strict filter, and the routes lead to another pod", "sysctl -qw net.ipv4.conf.veth-shopper.rp_filter=1; ip route replace 10.244.1.13 dev veth-web-2",
 		"sysctl -qw net.ipv4.conf.veth-shopper.rp_filter=0; ip route replace 10.244.1.13 dev veth-shopper", near,
-		[]string{"rp_filter of interface veth-shopper is 1 (strict), and the node reaches it by veth-web-2", "fix sysctl -w net.ipv4.conf.veth-shopper.rp_filter=2"}, "nftables iptables"},
+		[]string{"rp_filter of interface veth-shopper is 1 (strict), and the node reaches it by veth-web-2", "fix sysctl -w net.ipv4.conf.veth-shopper.rp_filter=2"}, "nftables iptables userspace"},
 	{"rule from", "ip rule add from 10.244.1.13 lookup 77; ip route add default via 192.0.2.1 table 77", "ip rule del lookup 77; ip route flush table 77", near,
 		[]string{`rule "from 10.244.1.13 lookup 77" sends packets of 10.244.1.13 to 10.244.1.11 to table 77: via 192.0.2.1, interface eth0, and not direct, interface veth-web-1`, "look ip rule; ip route show table 77"}, "nftables iptables"},
 	{"rule iif", "ip rule add iif veth-shopper lookup 77; ip route add default via 192.0.2.1 table 77", "ip rule del lookup 77; ip route flush table 77", near,
@@ -97,7 +97,7 @@ func explainsWay(t *testing.T, m mode) {
 	family := strings.TrimSuffix(m.proxyMode(), "-nft")
 	kit.Until(t, "the node to know the pod as a neighbour", func() bool { return answers(near) })
 	for _, f := range wayFaults {
-		if f.modes != "" && (!strings.Contains(f.modes, family) || m.userspace) {
+		if f.modes != "" && !strings.Contains(f.modes, family) {
 			continue
 		}
 		c.sh(t, "conntrack -F 2>/dev/null\n")
