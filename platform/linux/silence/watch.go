@@ -92,7 +92,8 @@ type Watch struct {
 	more    int                         // how many are kept beyond maxFlows
 	draws   []*flow                     // that will draw again, by time
 	drawn   map[client]draws
-	// late is when endpoints answered whose entry was about to be deleted, for what its client drew before, too.
+	// late is when endpoints answered whose entry was about to be deleted, or what its client drew before.
+	// Those for which one waited in vain have the zero time, until they answer so themselves.
 	late   map[service.Address]time.Time
 	told   map[uint32]int // the look that saw them last, by the numbers that the kernel gives UDP flows
 	looks  int
@@ -253,7 +254,11 @@ func (w *Watch) tell(now time.Time) {
 	for e, flows := range w.waiting {
 		flows = slices.DeleteFunc(flows, func(f *flow) bool {
 			if f.look == w.looks-1 && !f.drawAt.IsZero() { // nobody else removes such entries
-				w.late[e], w.late[w.drawn[f.client()].from] = now, now
+				w.late[e] = now
+				from := w.drawn[f.client()].from
+				if _, known := w.late[from]; !known { // its answer may have come too late
+					w.late[from] = now
+				}
 			}
 			return f.look != w.looks
 		})
@@ -387,6 +392,9 @@ func (w *Watch) draw(ctx context.Context, now time.Time) {
 	deleted, _ := w.driver.Delete(ctx, entries) // after an error the client has to wait for longer
 	for _, f := range chosen[:deleted] {        // if one was answered, perhaps that one
 		w.Drawn(f.endpoint())
+		if now.Sub(f.began) >= drawLate {
+			w.late[f.endpoint()] = time.Time{}
+		}
 		d := w.drawn[f.client()]
 		if now.Sub(d.at) > drawMemory {
 			d.times = 0

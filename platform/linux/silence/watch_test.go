@@ -443,6 +443,27 @@ func TestLateAnswers(t *testing.T) {
 	}
 }
 
+// TestDeadBesideLate has clients draw a dead endpoint first, and then one that answers late. One of
+// them waits for longer at the dead one, which may be late as well, and no other one.
+func TestDeadBesideLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{}
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		for c, most := range []time.Duration{drawAgain, drawLate + time.Second, drawAgain, drawAgain} {
+			begin := time.Now()
+			for _, e := range webs[:2] {
+				x.flows = []conntrack.Flow{syn(fmt.Sprintf("10.244.1.9:%d", c+1), "10.96.0.10:80", e)}
+				w.after(map[bool]time.Duration{true: 4 * time.Second, false: 1500 * time.Millisecond}[e == webs[0]])
+				x.flows = nil
+				w.after(time.Second)
+			}
+			if len(x.deleted) != c+1 || x.deleted[c].at.Sub(begin) > most {
+				t.Fatalf("client %d: deleted %+v, want it within %s", c, x.deleted, most)
+			}
+		}
+	})
+}
+
 // TestFloodOfDraws has many connections to one endpoint without an answer, and few to another
 // one, which come first.
 func TestFloodOfDraws(t *testing.T) {
