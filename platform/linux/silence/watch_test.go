@@ -27,6 +27,7 @@ type table struct {
 	flows []conntrack.Flow
 	cost  time.Duration
 	churn bool // each look finds other clients
+	once  bool // no connection draws again
 	err   error
 	// answered means that connections are when somebody wants to delete them.
 	answered bool
@@ -43,6 +44,7 @@ func (t *table) seen() {
 }
 
 func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
+	x.seen()
 	x.used += x.cost
 	x.dumps = append(x.dumps, time.Now())
 	for _, y := range x.flows {
@@ -109,7 +111,6 @@ type watching struct {
 	table *table
 	told  []silence.Evidence
 	ended error
-	once  bool // no second draw
 	slow  bool // says the Box
 	drawn int
 	// undecided are endpoints of web.
@@ -133,7 +134,7 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 			e.At = time.Time{}
 			w.told = append(w.told, e)
 		},
-		Draws:  func() bool { return !w.once },
+		Draws:  func() bool { return !x.once },
 		Drawn:  func(service.Address) { w.drawn++ },
 		Late:   func(service.Address) bool { return w.slow },
 		driver: x, cpuTime: func() time.Duration { return x.used },
@@ -155,6 +156,7 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 		end()
 		<-done
 	})
+	synctest.Wait() // for the first look, so that the test may change the table
 	return w
 }
 
@@ -294,13 +296,12 @@ func TestPace(t *testing.T) {
 		{"the table changes", snapshot(web), &table{err: syscall.EINTR}, idlePause},
 		{"one endpoint", snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs[0])), &table{}, 0},
 		{"UDP", snapshot(port("web", service.UDP, clusterIP("10.96.0.10:80"), webs...)), &table{}, idlePause},
-		{"switched off", snapshot(unwanted), &table{}, 0},
+		{"switched off", snapshot(unwanted), &table{once: true}, 0},
 		{"but for a second draw", snapshot(unwanted), &table{}, idlePause},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := watch(t, tc.s, tc.x)
-				w.once = tc.name == "switched off"
 				w.after(10 * tc.want)
 				switch n := len(tc.x.dumps); {
 				case tc.want == 0 && n == 0:
@@ -358,7 +359,7 @@ func TestDraws(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				x := &table{answered: tc.name == "got an answer just now"}
 				w := watch(t, s, x)
-				w.once = tc.once
+				x.once = tc.once
 				w.after(3*idlePause + 100*time.Millisecond)
 				began := time.Now()
 				x.flows = []conntrack.Flow{syn("10.244.1.9:1000", tc.to, tc.endpoint)}
