@@ -127,8 +127,9 @@ func TestSenders(t *testing.T) {
 	p := newProxies(t)
 	p.run(t, service.IPv4)
 	customer := p.Host("customer").IPv4
+	client := netip.AddrPortFrom(customer, 4000) // each time another port, as both nodes may answer
 	inner := func(dst netip.Addr, port uint16) []byte {
-		udp := binary.BigEndian.AppendUint16(nil, 4000)
+		udp := binary.BigEndian.AppendUint16(nil, client.Port())
 		udp = binary.BigEndian.AppendUint16(udp, port)
 		udp = append(binary.BigEndian.AppendUint16(udp, uint16(8+len("1\n"))), 0, 0)
 		udp = append(udp, "1\n"...)
@@ -144,24 +145,25 @@ func TestSenders(t *testing.T) {
 	for _, tt := range []struct {
 		what, from string
 		key        uint32
-		packet     []byte
+		to         netip.AddrPort
 		served     bool
 	}{
-		{"a node", "node-c", Key, inner(balancer[0], 80), true},
-		{"another key", "node-c", Key + 1, inner(balancer[0], 80), false},
-		{"another port of the Service's address", "node-c", Key, inner(balancer[0], 81), false},
-		{"an address that is no Service's", "node-c", Key, inner(p.Host("web-1").IPv4, 8080), false},
-		{"a client", "customer", Key, inner(balancer[0], 80), false},
-		{"a pod of the node", "web-1", Key, inner(balancer[0], 80), false},
-		{"a pod of another node", "web-2", Key, inner(balancer[0], 80), false},
+		{"a node", "node-c", Key, netip.AddrPortFrom(balancer[0], 80), true},
+		{"another key", "node-c", Key + 1, netip.AddrPortFrom(balancer[0], 80), false},
+		{"another port of the Service's address", "node-c", Key, netip.AddrPortFrom(balancer[0], 81), false},
+		{"an address that is no Service's", "node-c", Key, netip.AddrPortFrom(p.Host("web-1").IPv4, 8080), false},
+		{"a client", "customer", Key, netip.AddrPortFrom(balancer[0], 80), false},
+		{"a pod of the node", "web-1", Key, netip.AddrPortFrom(balancer[0], 80), false},
+		{"a pod of another node", "web-2", Key, netip.AddrPortFrom(balancer[0], 80), false},
 	} {
-		answers, err := p.Host("customer").ListenPacket(t.Context(), "udp4", netip.AddrPortFrom(customer, 4000).String())
+		client = netip.AddrPortFrom(customer, client.Port()+1)
+		answers, err := p.Host("customer").ListenPacket(t.Context(), "udp4", client.String())
 		kit.Must(t, err)
 		gpe := append([]byte{0x0c, 0, 0, 1}, binary.BigEndian.AppendUint32(nil, tt.key<<8)...)
 		for _, node := range []string{netlab.NodeName, netlab.OtherName} { // one of them has the slot
 			c, err := p.Host(tt.from).Dial(t.Context(), "udp4", netip.AddrPortFrom(p.Host(node).IPv4, Port).String())
 			kit.Must(t, err)
-			_, err = c.Write(append(gpe[:8:8], tt.packet...))
+			_, err = c.Write(append(gpe[:8:8], inner(tt.to.Addr(), tt.to.Port())...))
 			kit.Must(t, err, c.Close())
 		}
 		kit.Must(t, answers.SetReadDeadline(time.Now().Add(netlab.SilenceTimeout)))
