@@ -176,7 +176,7 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.start(t, web)
+	p := c.start(t, web)
 	c.awaitSound(t)
 	c.mends(t, "ip-forward", func() { c.set(t, "net/ipv4/ip_forward", "0") })
 	c.mends(t, "ip-forward", func() { c.set(t, "net/ipv6/conf/all/forwarding", "0") })
@@ -193,7 +193,11 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	c.mends(t, "forward-policy", func() {
 		c.shell(t, "nft 'add table inet wall; add chain inet wall through { type filter hook forward priority 0; policy drop; }'")
 	})
-	c.mends(t, "other-proxy", func() { c.startSecond(t, defaultMode()) })
+	c.mends(t, "other-proxy", func() {
+		c.startSecond(t, defaultMode())
+		kit.Until(t, "that the first proxy stands by", func() bool { return reportOf(t, p, program.MetricsAddr).Standby != "" })
+	})
+	kit.Check(t, !p.Ended(), "the command ends the proxy that was asked")
 	c.awaitSound(t)
 
 	// These have no command that a test may run.

@@ -43,8 +43,9 @@ type Node struct {
 	Servers []doctor.Server
 	// Holder returns the proxy that programs the node, see lease.QueryHolder.
 	Holder func(context.Context) (lease.Identity, error)
-	// Answered is whether a proxy of this kind runs and answered.
-	Answered bool
+	// Answered is whether a proxy of this kind runs and answered, and AnsweredAt where, if known.
+	Answered   bool
+	AnsweredAt netip.AddrPort
 	// BeforeStart is whether the findings are for a start.
 	BeforeStart bool
 	// Targets are where service proxies may have left rules, without those that the modes
@@ -238,7 +239,22 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	if holder == nil && (n.Answered || !n.BeforeStart) && len(running) == 1 {
 		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", running[0].PID)}, nil
 	}
-	return proxySeen(running, holder, n.ProxyName), nil
+	return proxySeen(running, holder, n.asked(), n.ProxyName), nil
+}
+
+// asked returns the process of the proxy that answered, 0 if unknown. It may have lost the lease since.
+func (n *Node) asked() int {
+	net, err := n.sockets()
+	if err != nil || !n.AnsweredAt.IsValid() {
+		return 0
+	}
+	found, _ := proc.Listeners(net)
+	for _, l := range found {
+		if p, known := proc.BySocketInode(n.Proc, l.Inode); known && l.Protocol == service.TCP && l.ConflictsWith(n.AnsweredAt) {
+			return p.PID
+		}
+	}
+	return 0
 }
 
 // Hung describes the only process of a proxy, see doctor.Silent, but of those for other Services.
@@ -270,11 +286,16 @@ func isAnotherCommand(p proc.Process) bool {
 	return len(words) > 1 && !strings.HasPrefix(words[1], "-")
 }
 
-// proxySeen decides what the service proxies that run mean. holder has this node's lease, if any.
-func proxySeen(running []proc.Process, holder *lease.Identity, name string) doctor.Seen {
+// proxySeen decides what the service proxies that run mean. holder has this node's lease, if any. The one that
+// was asked, if known, is the one to stay.
+func proxySeen(running []proc.Process, holder *lease.Identity, asked int, name string) doctor.Seen {
+	own := asked
+	if own == 0 && holder != nil {
+		own = holder.PID
+	}
 	var others []proc.Process
 	for _, p := range running {
-		if holder == nil || p.PID != holder.PID {
+		if own == 0 || p.PID != own {
 			others = append(others, p)
 		}
 	}
@@ -296,6 +317,9 @@ func proxySeen(running []proc.Process, holder *lease.Identity, name string) doct
 	f.What = "another service proxy runs on this node: " + what
 	if holder != nil {
 		f.What = fmt.Sprintf("%s programs this node, and another service proxy runs: %s", holder, what)
+		if own != holder.PID {
+			f.What = fmt.Sprintf("beside process %d, which was asked, another service proxy programs this node: %s", own, holder)
+		}
 	}
 	return doctor.Seen{Findings: []doctor.Finding{f}}
 }

@@ -28,22 +28,25 @@ func TestOtherProxies(t *testing.T) {
 	for situation, test := range map[string]struct {
 		running []proc.Process
 		holder  *lease.Identity
+		asked   int
 		name    string
 		want    []string
 		words   string
 	}{
-		"none":                   {nil, nil, "", nil, ""},
-		"ours":                   {[]proc.Process{one}, &lease.Identity{PID: 7}, "", nil, ""},
-		"kube-proxy alone":       {[]proc.Process{two}, nil, "", []string{"other-proxy | other-proxy | "}, "process 8 kill 8"},
-		"ours and another":       {[]proc.Process{one, two}, &lease.Identity{PID: 7}, "", []string{"other-proxy | other-proxy | "}, "process 7 kill 8"},
-		"two without a lease":    {[]proc.Process{one, two}, nil, "", []string{"other-proxy | other-proxy | "}, "process 8 kill 7 8"},
-		"ours in another space":  {nil, &lease.Identity{OwnPID: 1}, "", nil, ""},
-		"a labelled one":         {[]proc.Process{{PID: 9, Command: "kube-proxy --service-proxy-name=edge"}}, nil, "", nil, ""},
-		"this is a labelled one": {[]proc.Process{two}, nil, "edge", nil, ""},
+		"none":                   {nil, nil, 0, "", nil, ""},
+		"ours":                   {[]proc.Process{one}, &lease.Identity{PID: 7}, 0, "", nil, ""},
+		"kube-proxy alone":       {[]proc.Process{two}, nil, 0, "", []string{"other-proxy | other-proxy | "}, "process 8 kill 8"},
+		"ours and another":       {[]proc.Process{one, two}, &lease.Identity{PID: 7}, 0, "", []string{"other-proxy | other-proxy | "}, "process 7 kill 8"},
+		"asked, not the holder":  {[]proc.Process{one, two}, &lease.Identity{PID: 7}, 8, "", []string{"other-proxy | other-proxy | "}, "process 7 kill 7"},
+		"asked, holder unseen":   {[]proc.Process{two}, &lease.Identity{OwnPID: 1}, 8, "", nil, ""},
+		"two without a lease":    {[]proc.Process{one, two}, nil, 0, "", []string{"other-proxy | other-proxy | "}, "process 8 kill 7 8"},
+		"ours in another space":  {nil, &lease.Identity{OwnPID: 1}, 0, "", nil, ""},
+		"a labelled one":         {[]proc.Process{{PID: 9, Command: "kube-proxy --service-proxy-name=edge"}}, nil, 0, "", nil, ""},
+		"this is a labelled one": {[]proc.Process{two}, nil, 0, "edge", nil, ""},
 	} {
 		t.Run(situation, func(t *testing.T) {
 			look := func(context.Context) (doctor.Seen, error) {
-				return proxySeen(test.running, test.holder, test.name), nil
+				return proxySeen(test.running, test.holder, test.asked, test.name), nil
 			}
 			if test.words == "" {
 				expect(t, look, test.want)
@@ -90,6 +93,16 @@ func procWith(command string) fstest.MapFS {
 
 const tcpTable = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +
 	"   0: 00000000:2810 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 77 1 0"
+
+// TestAskedProxy checks that the process that listens where a proxy answered is known.
+func TestAskedProxy(t *testing.T) {
+	n := newNode(map[string]string{"proc/thread-self/net/tcp": tcpTable})
+	n.Proc = procWith("kube-proxy")
+	for at, want := range map[string]int{"": 0, "127.0.0.1:10256": 42, "127.0.0.1:10249": 0} {
+		n.AnsweredAt, _ = netip.ParseAddrPort(at)
+		kit.Equal(t, n.asked(), want, "that at %q", at)
+	}
+}
 
 func TestTakenPorts(t *testing.T) {
 	health := netip.MustParseAddrPort("127.0.0.1:10256")

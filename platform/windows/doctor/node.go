@@ -42,8 +42,9 @@ type Node struct {
 	Servers []doctor.Server
 	// Holder returns the proxy that programs the node, see lease.QueryHolder.
 	Holder func(context.Context) (lease.Identity, error)
-	// Answered is whether a proxy of this kind runs and answered.
-	Answered bool
+	// Answered is whether a proxy of this kind runs and answered, and AnsweredAt where, if known.
+	Answered   bool
+	AnsweredAt netip.AddrPort
 	// BeforeStart is whether the findings are for a start.
 	BeforeStart bool
 	// Services returns the Services that are to be served, nil if none are known.
@@ -263,7 +264,10 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 		return doctor.Seen{}, err
 	}
 	holder, err := n.Holder(ctx)
-	known := err == nil
+	known, own := err == nil, n.asked()
+	if known && own == 0 {
+		own = ownPID(holder)
+	}
 	seen := doctor.Seen{Note: "none runs"}
 	if known {
 		seen.Note = fmt.Sprintf("one runs, %s", holder)
@@ -275,7 +279,7 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 			busy[s.Name] = true
 		}
 		switch {
-		case known && ownPID(holder) == p.PID:
+		case own == p.PID:
 		case !known && (n.Answered || !n.BeforeStart) && len(all) == 1:
 			seen.Note = "one runs, " + n.Windows.Describe(p.PID)
 		default:
@@ -293,6 +297,17 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	}
 	seen.Findings = append(seen.Findings, n.idleServices(services, busy)...)
 	return seen, nil
+}
+
+// asked returns the process of the proxy that answered, 0 if unknown. It may have lost the lease since.
+func (n *Node) asked() uint32 {
+	found, _ := n.Windows.Listeners()
+	for _, l := range found {
+		if n.AnsweredAt.IsValid() && l.Keeps(n.AnsweredAt) {
+			return l.PID
+		}
+	}
+	return 0
 }
 
 // Hung describes the only process of a proxy, see doctor.Silent.

@@ -200,6 +200,11 @@ func portFaults() map[string]faultCase {
 			w.processes, n.Holder = []Process{{PID: 7}}, func(context.Context) (lease.Identity, error) { return lease.Identity{OwnPID: 7}, nil }
 		}, nil},
 		"one that answers": {func(n *Node, _ *hns.Listing, w *fakeWindows) { w.processes, n.Answered = []Process{{PID: 7}}, true }, nil},
+		"one that answers, not the holder": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			w.processes, n.Answered, n.AnsweredAt = []Process{{PID: 7}, {PID: 8}}, true, netip.MustParseAddrPort("127.0.0.1:10249")
+			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:10249"), PID: 7}}
+			n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{OwnPID: 8}, nil }
+		}, []string{"other-proxy | other-proxy | advice: taskkill /F /PID 8"}},
 		"a child of RKE2": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.BeforeStart = true
 			w.processes = []Process{{PID: 7, Above: []Parent{{6, "rke2.exe"}}}}

@@ -385,6 +385,14 @@ func (e *Examination) readServices(ctx context.Context, server *doctor.Cluster) 
 	return r.Server(ctx, to, e.options.Timeout)
 }
 
+// answeredAt returns where the proxy answered, if that is an address.
+func (e *Examination) answeredAt() (at netip.AddrPort) {
+	if e.proxy.Answer != nil {
+		at, _ = netip.ParseAddrPort(e.proxy.Answer.Server)
+	}
+	return at
+}
+
 // serversOf returns where the servers of the proxy are to listen.
 func serversOf(c *config.Config) []doctor.Server {
 	var all []doctor.Server

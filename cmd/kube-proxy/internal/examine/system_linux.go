@@ -35,7 +35,7 @@ func systemChecks(ctx context.Context, x *Examination, want services, silent *do
 	}
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
-		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil, BeforeStart: x.options.BeforeStart,
+		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil, AnsweredAt: x.answeredAt(), BeforeStart: x.options.BeforeStart,
 		Servers: serversOf(x.config), Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 		Acceleration: acceleration(x),
 		Route: func(to netip.Addr) error {

@@ -36,7 +36,7 @@ func systemChecks(_ context.Context, x *Examination, want services, silent *doct
 	n := &windowsdoctor.Node{
 		Options: hns.OptionsOf(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
 		Program: program, Folder: folder, Files: []string{hns.StateFile(), string(hns.SettingsFile()), log},
-		Holder: x.holder, Answered: x.proxy.Answer != nil, BeforeStart: x.options.BeforeStart, Services: want, Servers: serversOf(x.config),
+		Holder: x.holder, Answered: x.proxy.Answer != nil, AnsweredAt: x.answeredAt(), BeforeStart: x.options.BeforeStart, Services: want, Servers: serversOf(x.config),
 	}
 	silent.Hung = n.Hung
 	return n.Checks(), nil
