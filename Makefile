@@ -23,7 +23,7 @@ WINE := ./test/windows ./test/wine/... ./test/winparity ./test/hns/... ./test/wi
 
 # The packages that make test leaves out: those that need an API server, Wine or a virtual
 # machine, and the benchmarks. The slowest is the first, so that nothing waits for it in the end.
-SLOW := $(WINE) $(E2E) ./test/bench ./test/vm/...
+SLOW := $(WINE) $(E2E) ./test/bench ./test/page ./test/vm/...
 
 # The packages that make test runs. Those of test/hns need no Wine but are a part of it.
 QUICK = $(filter-out $(shell go list $(filter-out ./test/hns/...,$(SLOW))),$(shell go list ./...))
@@ -381,6 +381,11 @@ dashboard: controlplane ## draw docs/dashboard.png: what the dashboard of the ch
 	@echo "== two minutes with a real Prometheus"
 	@go test ./test/monitoring -count=1 -run '^TestAlerts$$' -data '$(CURDIR)/build/.cache/dashboard.json'
 	@cd build/tools/dashboard && go run . -data '$(CURDIR)/build/.cache/dashboard.json' -out '$(CURDIR)/docs/dashboard.png'
+
+.PHONY: pictures
+pictures: ## draw docs/view-*.png: the page of a proxy in a browser
+	@build/setup.sh packets page
+	@go test ./test/page -count=1 -pictures '$(CURDIR)/docs'
 
 ##@ Change
 

@@ -6,12 +6,12 @@
 # must accept and print our tables, both variants of iptables, a C compiler for
 # the race detector, Wine with its C compiler, which the Windows program runs
 # under, what virtual machines with other kernels are made of, the compiler of
-# programs for the kernel, and what the nodes and the images of a cluster need.
+# programs for the kernel, a browser, and what the nodes and the images of a cluster need.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
 
-# Its arguments name the purposes: packets, race, wine, machine, bpf, cluster. Without
+# Its arguments name the purposes: packets, race, wine, machine, bpf, page, cluster. Without
 # for all but the last.
 # "packets" is what make test needs.
 missing=()
@@ -57,6 +57,10 @@ for_bpf() {
 	[[ -e /usr/include/linux/bpf.h ]] || missing+=(linux-libc-dev)
 }
 
+for_page() {
+	need chromium-headless-shell chromium-headless-shell fonts-dejavu-core
+}
+
 for_cluster() {
 	for_packets
 	need nsenter util-linux
@@ -70,7 +74,7 @@ for_cluster() {
 	need iperf iperf
 }
 
-for what in "${@:-packets race wine machine bpf}"; do
+for what in "${@:-packets race wine machine bpf page}"; do
 	for one in $what; do "for_$one"; done
 done
 if ((${#missing[@]} == 0)); then

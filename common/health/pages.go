@@ -31,6 +31,7 @@ type Admin struct {
 	Explain  http.Handler // /explain
 	Survey   http.Handler // /survey
 	Traffic  http.Handler // /traffic
+	View     http.Handler // /view/ and below, a page for browsers
 	// Config returns what /configz serves, under the name of the API group.
 	Config func() any
 	// Status is the content of /statusz.
@@ -51,7 +52,11 @@ func (a Admin) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, "text/plain; charset=utf-8", []byte("ok"))
 	})
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, q *http.Request) {
+		if a.View != nil && strings.Contains(q.Header.Get("Accept"), "text/html") {
+			http.Redirect(w, q, "/view/", http.StatusFound)
+			return
+		}
 		replyText(w, http.StatusOK, "kube-proxy serves here:\n"+strings.Join(a.paths(), "\n"))
 	})
 	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
@@ -70,7 +75,7 @@ func (a Admin) Handler() http.Handler {
 			mux.Handle(path, a.internal(cached(a.Services))) // a cache outside would answer everybody
 		}
 	}
-	for path, h := range map[string]http.Handler{"GET /explain": a.Explain, "GET /survey": a.Survey, "GET /traffic": a.Traffic} {
+	for path, h := range map[string]http.Handler{"GET /explain": a.Explain, "GET /survey": a.Survey, "GET /traffic": a.Traffic, "GET /view/": a.View} {
 		if h != nil {
 			mux.Handle(path, a.internal(h))
 		}
@@ -207,6 +212,7 @@ func (a Admin) paths() []string {
 		{"/statusz", a.Status != nil},
 		{"/survey", a.Survey != nil},
 		{"/traffic", a.Traffic != nil},
+		{"/view/", a.View != nil},
 	} {
 		if p.is {
 			paths = append(paths, p.path)

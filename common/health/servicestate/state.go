@@ -730,17 +730,23 @@ func (st *Store) Handler(about func() ProxyInfo) http.Handler {
 				found[i].Labels = st.Labels(types.NamespacedName{Namespace: found[i].Namespace, Name: found[i].Name})
 			}
 		}
-		a := Response{about(), found}
-		if s := st.wanted(); s != nil {
-			a.Generation = s.Generation
-		}
-		health.ReplyJSON(w, http.StatusOK, a)
+		health.ReplyJSON(w, http.StatusOK, st.response(about(), found))
 	}
 	mux.HandleFunc("GET /services", serve)
 	mux.HandleFunc("GET /services/{$}", serve)
 	mux.HandleFunc("GET /services/{namespace}", serve)
 	mux.HandleFunc("GET /services/{namespace}/{name}", serve)
 	return mux
+}
+
+// Response returns the state of all Services. about has all but the generation.
+func (st *Store) Response(about ProxyInfo) *Response { return st.response(about, st.All()) }
+
+func (st *Store) response(about ProxyInfo, found []Service) *Response {
+	if s := st.wanted(); s != nil {
+		about.Generation = s.Generation
+	}
+	return &Response{about, found}
 }
 
 // addEndpoints fills the lists of endpoints.

@@ -28,6 +28,8 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/view"
 	"kubeproxy/config"
 )
 
@@ -273,20 +275,22 @@ func (p *proxy) admin() health.Admin {
 		Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod, Probed: p.probed, Reaches: reaches, Waiting: host.Waiting,
 		Follower: p.follower, Notes: r.Ended.Notes,
 	}
+	about := func() servicestate.ProxyInfo {
+		return servicestate.ProxyInfo{
+			Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
+			Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(), Ended: r.Ended.List(),
+		}
+	}
 	return health.Admin{
-		Mode:    mode,
-		Metrics: r.Metrics.Handler(),
-		SLIs:    r.Metrics.SLIs(),
-		Services: r.Services.Handler(func() servicestate.ProxyInfo {
-			return servicestate.ProxyInfo{
-				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
-				Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(), Ended: r.Ended.List(),
-			}
-		}),
-		Explain: explainer.Handler(),
-		Survey:  explainer.SurveyHandler(),
-		Traffic: p.trafficHandler(),
-		Config:  func() any { return p.active.config().KubeProxyConfiguration },
+		Mode:     mode,
+		Metrics:  r.Metrics.Handler(),
+		SLIs:     r.Metrics.SLIs(),
+		Services: r.Services.Handler(about),
+		Explain:  explainer.Handler(),
+		Survey:   explainer.SurveyHandler(),
+		Traffic:  p.trafficHandler(),
+		View:     view.Handler(func() *statusview.Overview { return statusview.NewOverview(r.Services.Response(about())) }),
+		Config:   func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{
 			Started: started, Version: p.process.Build.GitVersion, GoVersion: runtime.Version(), More: p.active.status,
 		},
