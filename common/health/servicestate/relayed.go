@@ -56,14 +56,26 @@ func (u *Unreached) Text() string {
 	return fmt.Sprintf("%s reached no endpoint: %s", what, u.Error)
 }
 
+// Late is a failure that an attempt had which began before the latest success did.
+type Late interface {
+	error
+	Late()
+}
+
 // quiet is how long the same fault of a port is not logged again.
 const quiet = 10 * time.Second
 
 // Attempted records an attempt to reach an endpoint, err being nil for a success. Without
-// an endpoint, a client could not be served.
+// an endpoint, a client could not be served. A failure that is Late is only counted.
 func (r *Relayed) Attempted(f service.Family, name service.PortName, endpoint netip.AddrPort, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err != nil && !endpoint.IsValid() {
+		r.total[f]++
+	}
+	if late := Late(nil); errors.As(err, &late) {
+		return
+	}
 	x, now := r.ports[f][name], time.Now()
 	if x == nil && err == nil {
 		return
@@ -83,7 +95,6 @@ func (r *Relayed) Attempted(f service.Family, name service.PortName, endpoint ne
 		x.endpoints[endpoint] = track.Failure{Error: textOf(err), At: now.UTC()}
 		return
 	default:
-		r.total[f]++
 		first := x.Clients == 0 && now.Sub(x.logged) > quiet
 		if x.Unreached = (Unreached{x.Clients + 1, textOf(err), now.UTC()}); first {
 			x.logged = now

@@ -269,6 +269,10 @@ func TestRelayed(t *testing.T) {
 		expect("for long", "the last 3 connections reached no endpoint: connection refused", 2, 1, 1)
 		b.Relayed.Attempted(service.IPv4, web.Name, second, nil)
 		expect("one is back", "", 1, 0, 1)
+		for _, e := range []netip.AddrPort{second, {}} {
+			b.Relayed.Attempted(service.IPv4, web.Name, e, tooLate{refused})
+		}
+		expect("one that began before it fails late", "", 1, 0, 1)
 		left := *web
 		left.Cluster, left.Draining = web.Cluster[1:], web.Cluster[:1]
 		b.setWanted(&left)
@@ -280,9 +284,13 @@ func TestRelayed(t *testing.T) {
 		replaced.Frontends, replaced.Cluster = web.Frontends, []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.9.9:80")}}
 		b.setWanted(replaced)
 		expect("the endpoints are gone", "", 0, 0, 2)
-		kit.Same(t, "total (-want +got)", map[service.Family]uint64{service.IPv4: 4, service.IPv6: 0}, b.Relayed.Totals())
+		kit.Same(t, "total (-want +got)", map[service.Family]uint64{service.IPv4: 5, service.IPv6: 0}, b.Relayed.Totals())
 	})
 }
+
+type tooLate struct{ error }
+
+func (tooLate) Late() {}
 
 var (
 	errRefused = errors.New("refused")

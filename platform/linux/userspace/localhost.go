@@ -321,16 +321,36 @@ func nextHops(in int) (int, bool) {
 // reply. Without an endpoint, a client could not be served. It must not block.
 type Attempted func(name service.PortName, endpoint netip.AddrPort, err error)
 
+// lateError is the failure of an attempt, after a success of one that began later. It implements
+// servicestate.Late.
+type lateError struct{ error }
+
+func (lateError) Late()           {}
+func (e lateError) Unwrap() error { return e.error }
+
 // ObserveAttempts calls f for each attempt. Call it before the first sync.
 func (b *Backend) ObserveAttempts(f Attempted) { b.relay.attempted = f }
 
 // record records an attempt to reach e, or the lack of an endpoint for a client of t.
-func (r *relay) record(t *target, e netip.AddrPort, err error) {
-	if r.attempted == nil || errors.Is(err, net.ErrClosed) || err == nil && !t.failed.Load() {
+func (r *relay) record(t *target, e netip.AddrPort, began time.Time, err error) {
+	if r.attempted == nil || errors.Is(err, net.ErrClosed) {
 		return
 	}
-	if err != nil {
-		t.failed.Store(true)
+	t.recording.Lock() // so that successes are told before the failures that are late
+	defer t.recording.Unlock()
+	if err == nil {
+		t.reached[e], t.reached[netip.AddrPort{}] = later(t.reached[e], began), later(t.reached[netip.AddrPort{}], began)
+	} else if t.failed = true; began.Before(t.reached[e]) {
+		err = lateError{err}
 	}
-	r.attempted(t.name, e, err)
+	if t.failed {
+		r.attempted(t.name, e, err)
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }

@@ -20,7 +20,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -445,8 +444,11 @@ type target struct {
 	clients  affinityTable
 	first    netip.AddrPort // of the frontends
 
-	name   service.PortName // never changes
-	failed atomic.Bool      // an attempt to reach an endpoint has failed once
+	name service.PortName // never changes
+
+	recording sync.Mutex
+	failed    bool                         // an attempt to reach an endpoint has failed once
+	reached   map[netip.AddrPort]time.Time // when the latest success began, by endpoint and of all
 }
 
 // roundRobin selects endpoints in turn.
@@ -456,7 +458,7 @@ type roundRobin struct {
 }
 
 func newTarget(name service.PortName) *target {
-	t := &target{name: name}
+	t := &target{name: name, reached: map[netip.AddrPort]time.Time{}}
 	for i := range t.lists { // start at random, so that nodes differ
 		t.lists[i].next = int(rand.Int32())
 	}
@@ -474,6 +476,11 @@ func (t *target) update(p *service.Port) {
 	if len(p.Frontends) > 0 {
 		t.first = netip.AddrPortFrom(p.Frontends[0].Addr, p.Frontends[0].Port)
 	}
+	t.recording.Lock()
+	maps.DeleteFunc(t.reached, func(e netip.AddrPort, _ time.Time) bool {
+		return e.IsValid() && !slices.ContainsFunc(t.lists[:], func(l roundRobin) bool { return l.has(e) })
+	})
+	t.recording.Unlock()
 	t.affinity = p.Affinity
 	if p.Affinity == 0 {
 		t.clients = affinityTable{}

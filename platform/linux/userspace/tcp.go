@@ -221,14 +221,16 @@ func reset(c *net.TCPConn) {
 func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
+	var began time.Time
 	for _, d := range l.dialTimeouts {
 		e, ok := l.target.choose(l.policy, client, tried)
 		if !ok || slices.Contains(refused, e) {
 			break
 		}
 		var c *net.TCPConn
+		began = time.Now()
 		if c, err = l.dialOnce(e, d, hops); err == nil {
-			l.record(l.target, e, nil)
+			l.record(l.target, e, began, nil)
 			return c
 		}
 		l.target.forget(client, e)
@@ -236,14 +238,14 @@ func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 			l.limits.recordSystemError(err)
 			return nil
 		}
-		l.record(l.target, e, err)
+		l.record(l.target, e, began, err)
 		tried = append(tried, e)
 		if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
 			refused = append(refused, e)
 		}
 	}
 	if err != nil {
-		l.record(l.target, netip.AddrPort{}, err)
+		l.record(l.target, netip.AddrPort{}, began, err)
 	}
 	return nil
 }

@@ -146,8 +146,9 @@ func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 
 // recordUnserved records that a datagram did not reach e.
 func (l *udpListener) recordUnserved(e netip.AddrPort, err error) {
-	l.record(l.target, e, err)
-	l.record(l.target, netip.AddrPort{}, err)
+	now := time.Now()
+	l.record(l.target, e, now, err)
+	l.record(l.target, netip.AddrPort{}, now, err)
 }
 
 // session returns the session of a client, nil if it cannot have one.
@@ -191,7 +192,7 @@ func (s *session) recordSilence() {
 	goesOn := l.sessions[s.client] == s
 	l.mu.Unlock()
 	if goesOn && s.answeredRequests.Load() == 0 {
-		l.record(l.target, s.endpoint, os.ErrDeadlineExceeded)
+		l.record(l.target, s.endpoint, time.Now(), os.ErrDeadlineExceeded)
 	}
 }
 
@@ -224,7 +225,7 @@ func (s *session) relayReplies() {
 			add(s.account.out(), n)
 			s.lastActive.Store(time.Now().UnixNano())
 			s.answeredRequests.Store(requests)
-			l.record(l.target, s.endpoint, nil)
+			l.record(l.target, s.endpoint, time.Now(), nil)
 		}
 		l.packets.Put(p)
 		var timeout net.Error

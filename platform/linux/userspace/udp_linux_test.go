@@ -6,6 +6,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -538,6 +539,40 @@ func TestTracked(t *testing.T) {
 	round()
 	left := n.Tracked().Len(service.IPv4)
 	kit.Check(t, left == 0, "%d ports are left", left)
+}
+
+// TestLateFailures has attempts end in another order than they began in.
+func TestLateFailures(t *testing.T) {
+	one, other, none := dead(1), dead(2), netip.AddrPort{}
+	var got []string
+	r := &relay{attempted: func(_ service.PortName, e netip.AddrPort, err error) {
+		got = append(got, fmt.Sprint(e, err, errors.As(err, new(lateError))))
+	}}
+	x := newTarget(service.PortName{})
+	x.update(port("web", service.TCP, one, other))
+	ended := func(e netip.AddrPort, began int64, err error, reported bool, late bool) {
+		t.Helper()
+		var want []string
+		if reported {
+			want = []string{fmt.Sprint(e, err, late)}
+		}
+		got = nil
+		r.record(x, e, time.Unix(began, 0), err)
+		kit.Same(t, "reported (-want +got)", want, got)
+	}
+	ended(one, 20, nil, false, false)
+	ended(one, 10, syscall.ETIMEDOUT, true, true)
+	ended(none, 10, syscall.ETIMEDOUT, true, true)
+	ended(other, 10, syscall.ETIMEDOUT, true, false)
+	ended(one, 15, nil, true, false)
+	ended(one, 19, syscall.ETIMEDOUT, true, true)
+	ended(one, 21, syscall.ETIMEDOUT, true, false)
+	ended(none, 21, syscall.ETIMEDOUT, true, false)
+	ended(other, 30, nil, true, false)
+	ended(one, 25, syscall.ETIMEDOUT, true, false)
+	ended(none, 25, syscall.ETIMEDOUT, true, true)
+	x.update(port("web", service.TCP, one))
+	ended(other, 10, syscall.ETIMEDOUT, true, false)
 }
 
 // TestAttemptsAreReported checks for a report of each attempt that fails, of the client that
