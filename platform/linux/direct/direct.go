@@ -48,7 +48,7 @@ type System interface {
 	Prepare(roads map[uint32]netip.Addr, from netip.Addr) (mtu int, fault string, err error)
 	// Intact reports whether the tunnel and the routes are there.
 	Intact(roads map[uint32]netip.Addr) (bool, error)
-	// Retain removes other routes.
+	// Retain removes other routes, and all with nil.
 	Retain(roads map[uint32]netip.Addr) error
 	// Translated returns connections to frontends that the rules translate to another node.
 	Translated(context.Context, map[service.Address]bool) ([]conntrack.Flow, error)

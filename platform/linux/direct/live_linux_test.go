@@ -7,12 +7,17 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os/exec"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"kubeproxy/common/peers"
 	"kubeproxy/common/reconcile"
@@ -201,6 +206,45 @@ func TestSizes(t *testing.T) {
 		}
 		c.Close()
 	}
+}
+
+// TestRoads asks the kernel for the way to each of many nodes, and lists all routes with the library that
+// other programs use, too.
+func TestRoads(t *testing.T) {
+	netlab.InNamespace(t, func() {
+		for _, f := range service.Families {
+			k, roads, to := NewKernel(f, ""), map[uint32]netip.Addr{}, netip.MustParseAddr([...]string{"10.0.0.0", "2001:db8::"}[f])
+			before, err := netlink.RuleList(k.family())
+			kit.Must(t, err)
+			for m := range uint32(100) {
+				to = to.Next()
+				roads[base+1+m] = to
+			}
+			_, _, err = k.Prepare(roads, netip.Addr{})
+			kit.Must(t, err)
+			for range 40 {
+				delete(roads, base+uint32(len(roads)))
+			}
+			kit.Must(t, k.Retain(roads))
+			if intact, err := k.Intact(roads); !intact || err != nil {
+				t.Errorf("%s: %v, %v", f, intact, err)
+			}
+			for _, m := range slices.Concat([]uint32{0, 1, base}, slices.Collect(maps.Keys(roads)), []uint32{base + 90, base + most}) {
+				_, want := roads[m]
+				if all, err := netlink.RouteGetWithOptions(balancer[f].AsSlice(), &netlink.RouteGetOptions{Mark: m, FIBMatch: true}); want != (err == nil) || want && all[0].Table != int(m) {
+					t.Errorf("%s: mark %#x leads to %v, %v", f, m, all, err)
+				}
+			}
+			all, err := netlink.RouteListFiltered(k.family(), &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+			if err != nil || len(all) != len(roads) {
+				t.Errorf("%s: routes are %v, %v", f, all, err)
+			}
+			kit.Must(t, k.Retain(nil))
+			if after, err := netlink.RuleList(k.family()); err != nil || !reflect.DeepEqual(after, before) {
+				t.Errorf("%s: left is %v, %v", f, after, err)
+			}
+		}
+	})
 }
 
 // TestGoesOn has a Service ask while connections are open that the rules translate. Then all nodes stop to answer,

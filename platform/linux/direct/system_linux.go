@@ -30,8 +30,9 @@ const (
 	protocol = 107
 	// alias shows that we made the device.
 	alias = "direct return of Services, by kube-proxy"
-	// preference puts our rules before those of others, except for that of local addresses.
-	preference = 50
+	// preference puts our rules before those of others, except for that of local addresses. The rules of
+	// nodes follow in groups, see rules.
+	preference, groups = 50, 16
 	// overhead is what the tunnel adds to a packet: IPv6, UDP and VXLAN-GPE.
 	overhead = 40 + 8 + 8
 )
@@ -159,8 +160,10 @@ func (k *Kernel) Prepare(roads map[uint32]netip.Addr, from netip.Addr) (mtu int,
 		if err := netlink.RouteReplace(r); err != nil {
 			return 0, "", fmt.Errorf("add a route to node %s through device %s: %w", roads[m], Device, err)
 		}
-		if err := netlink.RuleAdd(k.rule(m)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return 0, "", fmt.Errorf("add a rule for mark %#x: %w", m, err)
+	}
+	for _, r := range k.rules(roads) {
+		if err := netlink.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return 0, "", fmt.Errorf("add a routing rule for mark %#x: %w", r.Mark, err)
 		}
 	}
 	return mtu, fault, nil
@@ -214,25 +217,55 @@ func (k *Kernel) route(m uint32) *netlink.Route {
 	return &netlink.Route{Dst: &net.IPNet{IP: zero, Mask: net.CIDRMask(0, bits)}, Table: int(m), Protocol: protocol, Family: k.family()}
 }
 
-func (k *Kernel) rule(m uint32) *netlink.Rule {
+func (k *Kernel) rule(priority int, mark uint32) *netlink.Rule {
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Mark, r.Table, r.Protocol = k.family(), preference, m, int(m), protocol
+	r.Family, r.Priority, r.Mark, r.Protocol = k.family(), priority, mark, protocol
 	return r
 }
 
-// rules returns the marks of our rules.
-func (k *Kernel) rules() (map[uint32]bool, error) {
-	all, err := netlink.RuleList(k.family())
+// place tells our rules apart.
+type place struct {
+	priority int
+	mark     uint32
+}
+
+// rules returns those for roads, none for nil. As a packet walks over all rules until one matches, others
+// jump behind ours, and those for a node to the rules of its group.
+func (k *Kernel) rules(roads map[uint32]netip.Addr) map[place]*netlink.Rule {
+	all := map[place]*netlink.Rule{}
+	add := func(r *netlink.Rule, table, to int, mask uint32) *netlink.Rule {
+		r.Table, r.Goto, r.Mask = table, to, &mask
+		all[place{r.Priority, r.Mark}] = r
+		return r
+	}
+	const first, end = preference + 2, preference + 2 + groups
+	for m := range roads {
+		add(k.rule(first+int(m%groups), m), int(m), -1, ^uint32(0))
+	}
+	if roads == nil {
+		return all
+	}
+	for i := range groups {
+		add(k.rule(preference+1, base+uint32(i)), 0, first+i, ^most+groups-1)
+	}
+	add(k.rule(preference, base), 0, end, ^most).Invert = true
+	add(k.rule(end, base), int(base), -1, ^uint32(0)) // matches nothing
+	return all
+}
+
+// present returns the rules that there are.
+func (k *Kernel) present() (map[place]*netlink.Rule, error) {
+	list, err := netlink.RuleList(k.family())
 	if err != nil {
 		return nil, fmt.Errorf("list routing rules: %w", err)
 	}
-	marks := map[uint32]bool{}
-	for _, r := range all {
-		if r.Protocol == protocol && r.Mark == uint32(r.Table) && r.Mark&^most == base {
-			marks[r.Mark] = true
+	all := map[place]*netlink.Rule{}
+	for _, r := range list {
+		if r.Protocol == protocol && r.Mark&^most == base {
+			all[place{r.Priority, r.Mark}] = &r
 		}
 	}
-	return marks, nil
+	return all, nil
 }
 
 // Intact implements System.
@@ -241,19 +274,20 @@ func (k *Kernel) Intact(roads map[uint32]netip.Addr) (bool, error) {
 	if err != nil || l == nil || l.Attrs().Index != k.index || l.Attrs().Flags&net.FlagUp == 0 {
 		return false, nil // Prepare reports it
 	}
-	have, err := k.rules()
-	return maps.EqualFunc(roads, have, func(netip.Addr, bool) bool { return true }), err
+	have, err := k.present()
+	return maps.EqualFunc(k.rules(roads), have, func(_, _ *netlink.Rule) bool { return true }), err
 }
 
 // Retain implements System.
 func (k *Kernel) Retain(roads map[uint32]netip.Addr) error {
-	have, err := k.rules()
-	for m := range have {
-		if _, wanted := roads[m]; wanted {
+	have, err := k.present()
+	want := k.rules(roads)
+	for at, r := range have {
+		if want[at] != nil {
 			continue
 		}
-		err = errors.Join(err, netlink.RuleDel(k.rule(m)))
-		if e := netlink.RouteDel(k.route(m)); e != nil && !errors.Is(e, unix.ESRCH) {
+		err = errors.Join(err, netlink.RuleDel(r))
+		if e := netlink.RouteDel(k.route(r.Mark)); e != nil && !errors.Is(e, unix.ESRCH) {
 			err = errors.Join(err, e)
 		}
 	}
@@ -266,9 +300,9 @@ func (k *Kernel) Find(ctx context.Context) (string, error) {
 	if err != nil || found != "" {
 		return found, err
 	}
-	marks, err := k.rules()
-	if err != nil || len(marks) > 0 {
-		return fmt.Sprintf("%d routing rules", len(marks)), err
+	rules, err := k.present()
+	if err != nil || len(rules) > 0 {
+		return fmt.Sprintf("%d routing rules", len(rules)), err
 	}
 	if l, err := device(); l != nil && err == nil {
 		return "device " + Device, nil
