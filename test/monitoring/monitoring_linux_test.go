@@ -112,7 +112,10 @@ type panel struct {
 	Targets     []query
 
 	FieldConfig struct {
-		Defaults struct{ Unit string }
+		Defaults struct {
+			Unit       string
+			Thresholds any
+		}
 	}
 }
 
@@ -182,7 +185,7 @@ type fault struct {
 // faults are those that the alerts are for. An absent proxy is apart, as it takes all
 // nodes.
 var faults = []fault{
-	{node: "well"},
+	{node: "well", start: func(t *testing.T, s *site, n *node) { s.start(t, n, nil, "--count-traffic") }, begin: visit},
 	{
 		node: "down", alerts: []string{"ServiceProxyDown"},
 		begin: func(t *testing.T, s *site, n *node) func() { n.proxy.Stop(t); return func() { s.start(t, n, nil) } },
@@ -201,7 +204,7 @@ var faults = []fault{
 		start: startBreakable, begin: breakCommands,
 	},
 	{
-		node: "cramped", alerts: []string{"ServiceProxyServicePortsFailed", "ServiceProxyRoundsFail", "ServiceProxyCondition"},
+		node: "cramped", alerts: []string{"ServiceProxyServicesUnserved", "ServiceProxyServicePortsFailed", "ServiceProxyRoundsFail", "ServiceProxyCondition"},
 		start: startCramped,
 		begin: func(t *testing.T, s *site, n *node) func() {
 			return func() { n.proxy.Stop(t); s.start(t, n, nil, "--proxy-mode=userspace") }
@@ -238,7 +241,15 @@ var faults = []fault{
 	},
 	{node: "full", alerts: []string{"ServiceProxyConntrackFull"}, start: startFillable, begin: fill},
 	{node: "deaf", alerts: []string{"ServiceProxyEndpointsSilent"}, begin: deafen},
-	{node: "besieged", alerts: []string{"ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
+	{
+		node: "slow", alerts: []string{"ServiceProxyChangesSlow"}, start: startBreakable,
+		begin: func(t *testing.T, _ *site, n *node) func() {
+			path := n.write(t, "slow", "")
+			return func() { kit.Must(t, os.Remove(path)) }
+		},
+	},
+	{node: "waiting", alerts: []string{"ServiceProxyStandby", "ServiceProxyCondition"}, begin: replace},
+	{node: "besieged", alerts: []string{"ServiceProxyServicesUnserved", "ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
 }
 
 const goodConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -257,14 +268,14 @@ func (n *node) mend(t *testing.T) {
 	kit.Must(t, n.nft(t.Context(), "delete table inet cut"))
 }
 
-// startBreakable starts the proxy in mode iptables, with commands that fail while a file
-// exists.
+// startBreakable starts the proxy in mode iptables, with commands that fail, or take long, while a
+// file exists.
 func startBreakable(t *testing.T, s *site, n *node) {
 	dir := filepath.Join(n.dir, "commands")
 	kit.Must(t, os.Mkdir(dir, 0o755))
 	for _, c := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
-			script := fmt.Sprintf("#!/bin/sh\nif [ -e %s/broken ]; then echo 'out of memory' >&2; exit 4; fi\nexec /usr/sbin/%s-nft%s \"$@\"\n", n.dir, c, suffix)
+			script := fmt.Sprintf("#!/bin/sh\nif [ -e %s/broken ]; then echo 'out of memory' >&2; exit 4; fi\nif [ -e %s/slow ]; then sleep 1; fi\nexec /usr/sbin/%s-nft%s \"$@\"\n", n.dir, n.dir, c, suffix)
 			n.write(t, filepath.Join("commands", c+suffix), script)
 		}
 	}
@@ -274,6 +285,25 @@ func startBreakable(t *testing.T, s *site, n *node) {
 func breakCommands(t *testing.T, _ *site, n *node) func() {
 	path := n.write(t, "broken", "")
 	return func() { kit.Must(t, os.Remove(path)) }
+}
+
+// visit has a node connect to Service web.
+func visit(t *testing.T, _ *site, n *node) func() {
+	return repeat(t, 100*time.Millisecond, func(ctx context.Context, _ int) error {
+		if c, err := n.Dial(ctx, "tcp", webAddr.String()); err == nil {
+			_ = c.Close()
+		}
+		return nil
+	})
+}
+
+// replace has another proxy take the node.
+func replace(t *testing.T, s *site, n *node) func() {
+	first := n.proxy
+	s.start(t, n, nil, "--metrics-bind-address=127.0.0.1:10250", "--healthz-bind-address=127.0.0.1:10251")
+	second := n.proxy
+	n.proxy = first
+	return func() { second.Stop(t) }
 }
 
 // startCramped starts the proxy in mode userspace with fewer ports for its listeners than

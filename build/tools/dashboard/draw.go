@@ -81,8 +81,12 @@ func picture(panels []panel) ([]byte, error) {
 	b.nodes = slices.Compact(b.nodes)
 	for i := range panels {
 		at := b.place(&panels[i])
-		if panels[i].Type == "table" {
+		switch panels[i].Type {
+		case "table":
 			drawTable(at, &panels[i])
+			continue
+		case "stat":
+			drawStat(at, &panels[i], all[i])
 			continue
 		}
 		if err := b.drawCurves(at, &panels[i], all[i]); err != nil {
@@ -204,6 +208,34 @@ func drawKeys(at draw.Canvas, keys []key) vg.Length {
 		at.FillText(s, vg.Point{X: left + sample + 3, Y: bottom}, k.name)
 	}
 	return line*vg.Length(rows+1) + 2
+}
+
+// drawStat draws the highest value that a number had, on its color.
+func drawStat(at draw.Canvas, p *panel, curves []curve) {
+	highest := 0.0
+	for _, c := range curves {
+		for _, x := range c.points {
+			highest = max(highest, x.value)
+		}
+	}
+	named := map[string]color.Color{"green": color.RGBA{0x37, 0x87, 0x2d, 0xff}, "yellow": color.RGBA{0xb5, 0x7b, 0x0a, 0xff}, "red": color.RGBA{0xc4, 0x16, 0x2a, 0xff}}
+	var fill color.Color = ink
+	for _, s := range p.FieldConfig.Defaults.Thresholds.Steps {
+		if s.Value == nil || highest >= *s.Value {
+			fill = named[s.Color]
+		}
+	}
+	at = draw.Crop(at, -gap/2, gap/2, -gap/2, gap/2)
+	at.FillPolygon(fill, []vg.Point{at.Min, {X: at.Max.X, Y: at.Min.Y}, at.Max, {X: at.Min.X, Y: at.Max.Y}})
+	middle := (at.Min.X + at.Max.X) / 2
+	for _, t := range []struct {
+		size, y vg.Length
+		text    string
+	}{{8, at.Max.Y - 12, p.Title}, {22, at.Min.Y + 18, inUnit(highest, p.FieldConfig.Defaults.Unit)}, {6, at.Min.Y + 5, "at most"}} {
+		s := style(t.size)
+		s.XAlign, s.Color = text.XCenter, paper
+		at.FillText(s, vg.Point{X: middle, Y: t.y}, t.text)
+	}
 }
 
 // drawTable draws the labels of series as a table.

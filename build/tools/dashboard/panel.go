@@ -21,7 +21,15 @@ type panel struct {
 		Series       []series
 	}
 	FieldConfig struct {
-		Defaults struct{ Unit string }
+		Defaults struct {
+			Unit       string
+			Thresholds struct {
+				Steps []struct {
+					Color string
+					Value *float64 // nil for the first
+				}
+			}
+		}
 	}
 }
 
