@@ -28,9 +28,14 @@ SLOW := $(WINE) $(E2E) ./test/bench ./test/page ./test/vm/...
 # The packages that make test runs. Those of test/hns need no Wine but are a part of it.
 QUICK = $(filter-out $(shell go list $(filter-out ./test/hns/...,$(SLOW))),$(shell go list ./...))
 
-# The packages that run once more with the race detector. The tests in folder test start
-# the proxy as a program, which has none, with few exceptions.
-RACED := ./cmd/... ./common/... ./config/... ./platform/... ./test/apisource ./test/hns/...
+# The packages that run once more with the race detector: those in which, or in whose tests, more
+# than one goroutine may run. The tests in folder test start the proxy as a program, which has none,
+# with few exceptions.
+SEVERAL := \bgo (func|[a-zA-Z_.]+)\(|\.Go\(|errgroup|synctest|httptest|Parallel\(|Gather
+RACED = $(shell grep -rlE --include='*.go' '$(SEVERAL)' cmd common config platform test/apisource test/hns | xargs -n1 dirname | sort -u | sed 's|^|./|')
+
+# Of the others, those with random tests, which run in full without it.
+DRAWN = $(filter-out $(RACED),$(shell grep -rl --include='*_test.go' 'rapid\.Check' cmd common config platform | xargs -n1 dirname | sort -u | sed 's|^|./|'))
 
 # Tests for make check only: the long ones on real packets, and those that need a compiler
 # of programs for the kernel.
@@ -41,11 +46,15 @@ LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsCh
 LONE := LogsShare|Personalities|RulesSuites|Size|Suites|SuitesDuringListings|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
 LONE_IN := ./cmd/kube-proxy/internal/collect ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
 
+# Tests of the same sort that draw nothing: make test has run them in full.
+ONCE := Dump|FloodsMemory|Forged
+
 # What make test leaves to make rest. Random tests draw a fifth of their cases in it, and tests in
 # modes iptables and userspace have one of the two variants of iptables; make rest has the other, and
-# make nightly all. Most tests on real packets wait for silence, so six run at a time.
+# make nightly all. Most tests on real packets wait for silence, so six run at a time, and two
+# packages beside them.
 LATER := $(LONG)|CountsAtScale|Floods
-BRIEF := -short -parallel=6
+BRIEF := -short -parallel=6 -p=3
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
 ACCELERATED := EveryCell|Restart|IPTablesRestart|Hairpin|RefusedAtOnce|ChangesUnderLoad
@@ -59,7 +68,7 @@ SKIPS ?= show
 # How many failed tests may run a second time.
 AGAIN ?= 3
 
-report      := go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -again=$(AGAIN) --
+report      := go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt -again=$(AGAIN) -- -vet=off
 go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION),$(REVISION),$(DATE)'
 staticcheck := build/.cache/staticcheck
 vm          := build/.cache/vm
@@ -74,23 +83,26 @@ for p in $(1); do \
 done
 endef
 
-# Runs the tests that build/skips.txt says run in a virtual machine, of one
-# processor or two. Where VM_FLAGS has -short, random tests draw a fifth of their cases.
+# The tests that run in a virtual machine, by the marks of their reasons in build/skips.txt.
+MARKS := vm: vm2: vmlong:
+
+# Runs these tests. With vm2: the machine has two processors. Where VM_FLAGS has -short, random
+# tests draw a fifth of their cases.
 define in_vm
 release=$$($(vm) -kernel $(KERNEL) -fetch); \
 if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
-for cpus in 1 2; do \
+for mark in $(MARKS); do \
+	cpus=1; if [[ $$mark == vm2: ]]; then cpus=2; fi; \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
-	mark=vm$${cpus#1}:; \
 	go run ./build/testreport -skips=$(SKIPS) -again=$(AGAIN) -owed=build/skips.txt -mark=$$mark -- \
-		-count=1 $(VM_FLAGS) -p $$((3 - cpus)) -timeout 90m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
+		-vet=off -count=1 $(VM_FLAGS) -p $$((3 - cpus)) -timeout 90m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
 
 # Tests the module that lays out images and releases.
 define in_release
 echo "== images and release"; \
-cd build/release && go vet ./... && go test -count=1 ./...
+cd build/release && go vet ./... && go test -vet=off -count=1 ./...
 endef
 
 # Variables, as make -n would run a line that names MAKE.
@@ -267,6 +279,7 @@ check: test rest ## everything that runs for a commit
 
 .PHONY: rest
 rest: VM_FLAGS := -short
+rest: MARKS := vm: vm2:
 rest: setup formatted controlplane prefix machine ## what make check runs after make test: the race detector, all systems, API server, Wine, virtual machine
 	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
@@ -274,9 +287,10 @@ rest: setup formatted controlplane prefix machine ## what make check runs after 
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
 	$(static); \
 	echo "== tests $$race, then the long ones; an hour on two cores; beside them, a virtual machine, whose output comes after"; \
-	$(report) $$race -timeout 30m -skip '^Test($(LONE))$$' $(RACED) || failed=1; \
+	$(report) $$race -timeout 30m -skip '^Test($(LONE)|$(ONCE))$$' $(RACED) || failed=1; \
 	echo "== $$SECONDS s: long tests of one goroutine"; \
 	$(report) -timeout 30m -run '^Test($(LONE))$$' $(LONE_IN) || failed=1; \
+	$(report) $(DRAWN) || failed=1; \
 	echo "== $$SECONDS s: API server, Wine, and the long tests on real packets"; \
 	KUBEPROXY_SOAK=30s $(report) -timeout 30m $(filter-out $(RACED),$(SLOW)) || failed=1; \
 	$(report) -parallel=4 -timeout 30m -run '^Test($(LONG))$$' ./test/live || failed=1; \
@@ -300,6 +314,7 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 	@KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -count=1 -timeout 2h ./test/live
 	@$(MAKE) --no-print-directory test-cluster
 	@$(MAKE) --no-print-directory test-pages
+	@$(MAKE) --no-print-directory cross
 	@$(in_vm)
 	@echo "== fuzz"
 	@build/fuzz.sh $(FUZZTIME)
@@ -342,7 +357,8 @@ vm: setup controlplane machine ## the tests that want another kernel alone, in a
 test-kernels: setup machine ## the live tests on each kernel from 5.10 to the newest; rewrites docs/kernels.md; more than an hour
 	@go run ./test/vm/kernels -runner $(vm) $(if $(SUITES),-suites $(SUITES)) $(if $(KERNELS),-kernels $(KERNELS))
 
-# make lint reads the tree for all platforms, so vet need not compile it for each.
+# No file is for one processor alone (go test ./build). make test-release builds the program for
+# arm64, and make nightly all else.
 .PHONY: vet
 vet: ## go vet for Linux and Windows
 	@echo "== vet"
@@ -351,13 +367,13 @@ vet: ## go vet for Linux and Windows
 # staticcheck keeps results by the path of the tree, so each clone has the same one: a fresh one
 # takes seconds, not minutes.
 .PHONY: lint
-lint: ## staticcheck for every system at once: what only one of them uses is used
-	@echo "== staticcheck $(PLATFORMS)"
+lint: ## staticcheck for Linux and Windows at once: what only one of them uses is used
+	@echo "== staticcheck Linux and Windows"
 	@go build -modfile=build/tools/go.mod -o $(staticcheck) honnef.co/go/tools/cmd/staticcheck
 	@start=$$SECONDS; \
 	tree=$${XDG_CACHE_HOME:-$$HOME/.cache}/kubeproxy/tree; mkdir -p "$${tree%/*}"; \
 	exec 9>"$$tree.lock"; flock 9; ln -sfn '$(CURDIR)' "$$tree"; cd -L "$$tree"; \
-	for p in $(PLATFORMS); do \
+	for p in $(filter %/amd64,$(PLATFORMS)); do \
 		echo "$${p/\//_}: GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0"; \
 	done | $(staticcheck) -matrix ./...; \
 	printf '   %-14s %4ds\n' all $$((SECONDS - start))

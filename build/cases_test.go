@@ -203,6 +203,7 @@ var importSamples = map[string]sample{
 
 var systemSamples = map[string]sample{
 	"build line":           {text: "//go:build linux\n\npackage p\n", want: []string{"build line"}},
+	"for one processor":    {path: "p/a_arm64.go", text: "package p\n", want: []string{"file name"}},
 	"in _linux.go":         {path: "p/a_linux.go", text: "//go:build linux && cgo\n\npackage p\n", want: []string{"build line"}},
 	"in _other.go":         {path: "p/a_other.go", text: "//go:build !linux && !windows\n\npackage p\n"},
 	"in _other_test.go":    {path: "p/a_other_test.go", text: "//go:build !linux\n\npackage p\n"},

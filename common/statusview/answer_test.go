@@ -307,6 +307,7 @@ func TestJSON(t *testing.T) {
 
 // TestMany prints 10,000 Services, or the one that fails.
 func TestMany(t *testing.T) {
+	t.Parallel()
 	const many = 10000
 	var ports []*service.Port
 	for i := range many {
@@ -487,6 +488,7 @@ func handle(t *testing.T, f http.HandlerFunc) string {
 
 // TestNoAnswer asks servers that cannot answer.
 func TestNoAnswer(t *testing.T) {
+	t.Parallel()
 	monitor := health.New(health.Options{Families: []service.Family{service.IPv4}})
 	known := serveStore(t, populatedStore(), failingReport())
 	for name, tt := range map[string]struct {

@@ -125,6 +125,7 @@ func (p *pipe) Write(b []byte) (int, error) {
 // TestWatch follows a proxy that changes, is silent, and answers again, until an
 // interrupt, which is no error.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	endpoints, silent := []string{"10.244.0.1:8080 ready"}, false
 	server := handle(t, func(w http.ResponseWriter, q *http.Request) {
@@ -165,6 +166,7 @@ func TestWatch(t *testing.T) {
 // TestWatchFailureJSON writes a failure in place of a state, and the state when the
 // proxy answers again, even the same one.
 func TestWatchFailureJSON(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	var silent atomic.Bool
 	server := handle(t, func(w http.ResponseWriter, q *http.Request) {
@@ -204,6 +206,7 @@ func TestWatchFailureJSON(t *testing.T) {
 
 // TestWatchQuiet writes what stays as it is once: a state, and that nobody answers.
 func TestWatchQuiet(t *testing.T) {
+	t.Parallel()
 	for format, want := range map[Format]int{JSON: 1, Table: 2} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var asked atomic.Int32
