@@ -194,6 +194,7 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	if n.Answered {
 		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
 	}
+	running := n.running()
 	own, _ := n.Holder(ctx)
 	net, err := n.sockets()
 	if err != nil {
@@ -205,7 +206,7 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	}
 	return doctor.TakenPorts(n.Servers, func(at netip.AddrPort) (h doctor.Holder) {
 		for _, l := range found {
-			if l.Protocol == service.TCP && l.ConflictsWith(at) && !n.isProxy(l, own.PID) {
+			if l.Protocol == service.TCP && l.ConflictsWith(at) && !n.isProxy(l, running, own.PID) {
 				h.Addr = l.Addr
 				h.Name, h.End = n.holder(l)
 				break
@@ -215,10 +216,11 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	}), nil
 }
 
-// isProxy returns whether a service proxy has the listener: the process own, or another.
-func (n *Node) isProxy(l proc.Listener, own int) bool {
+// isProxy returns whether a service proxy has the listener: the process own, or one of running.
+func (n *Node) isProxy(l proc.Listener, running []proc.Process, own int) bool {
 	p, known := proc.BySocketInode(n.Proc, l.Inode)
-	return known && (p.PID == own || isProxyCommand(p.Command))
+	is := func(r proc.Process) bool { return r.PID == p.PID }
+	return known && (p.PID == own || isProxyCommand(p.Command) || slices.ContainsFunc(running, is))
 }
 
 // proxyName is the name of the program of Kubernetes, and of this one.
@@ -275,9 +277,19 @@ func (n *Node) Hung() (what, advice string, several bool) {
 	return what, "read its log and restart it; if it is another kube-proxy that this program is to replace, kube-proxy doctor --before-start has the findings for that", false
 }
 
-// running lists the processes of service proxies, except this one.
+// running lists the processes of service proxies, except this one: by their name, and by the name of
+// the lease, which a program of another name has.
 func (n *Node) running() []proc.Process {
-	return slices.DeleteFunc(proc.ByName(n.Proc, proxyName), isAnotherCommand)
+	all := slices.DeleteFunc(proc.ByName(n.Proc, proxyName), isAnotherCommand)
+	net, err := n.sockets()
+	if err != nil {
+		return all
+	}
+	p, found := proc.LeaseHolder(n.Proc, net, n.ProxyName)
+	if found && !slices.ContainsFunc(all, func(other proc.Process) bool { return other.PID == p.PID }) {
+		all = append(all, p)
+	}
+	return all
 }
 
 // isAnotherCommand returns whether a process of the program runs one such as status.

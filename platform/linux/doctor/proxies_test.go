@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"net/netip"
+	"path"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -72,6 +73,14 @@ func TestHungProxy(t *testing.T) {
 			t.Errorf("%q: %q, %q, several %t", state, what, advice, several)
 		}
 	}
+	n = newNode(map[string]string{"proc/thread-self/net/unix": leaseTable})
+	n.Proc = procWith("proxyd")
+	what, _, _ := n.Hung()
+	kit.Check(t, what == "process 42 (proxyd) runs", "a program of another name that has the lease: %q", what)
+	n.ProxyName = "edge"
+	what, _, _ = n.Hung()
+	kit.Check(t, what == "", "and another lease: %q", what)
+	n = newNode(nil)
 	n.Proc = procWith("kube-proxy\x00--service-proxy-name=edge")
 	for name, hangs := range map[string]bool{"": false, "edge": true} {
 		n.ProxyName = name
@@ -82,12 +91,13 @@ func TestHungProxy(t *testing.T) {
 
 // procWith returns a /proc with one process that has the socket 77 open.
 func procWith(command string) fstest.MapFS {
+	program, _, _ := strings.Cut(command, "\x00")
 	return fstest.MapFS{
 		"self/ns/net": {Data: []byte("net:[1]"), Mode: fs.ModeSymlink},
 		"42/ns/net":   {Data: []byte("net:[1]"), Mode: fs.ModeSymlink},
 		"42/fd/3":     {Data: []byte("socket:[77]"), Mode: fs.ModeSymlink},
 		"42/cmdline":  {Data: []byte(command)},
-		"42/comm":     {Data: []byte("kube-proxy\n")},
+		"42/comm":     {Data: []byte(path.Base(program) + "\n")},
 	}
 }
 
@@ -103,6 +113,10 @@ func TestAskedProxy(t *testing.T) {
 		kit.Equal(t, n.asked(), want, "that at %q", at)
 	}
 }
+
+// leaseTable has a connection to the lease's holder, and its listener.
+const leaseTable = "Num       RefCount Protocol Flags    Type St Inode Path\n" +
+	"0: 00000003 00000000 00000000 0001 03 76 @kube-services/lease\n1: 00000002 00000000 00010000 0001 01 77 @kube-services/lease\n"
 
 func TestTakenPorts(t *testing.T) {
 	health := netip.MustParseAddrPort("127.0.0.1:10256")
@@ -126,6 +140,9 @@ func TestTakenPorts(t *testing.T) {
 			}
 			if situation == "another program" { // in fact ours, under another name
 				n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 42}, nil }
+				expect(t, n.takenPorts, nil)
+				n.Holder = noHolder // as it hangs
+				n.Files.(fstest.MapFS)["proc/thread-self/net/unix"] = &fstest.MapFile{Data: []byte(leaseTable)}
 				expect(t, n.takenPorts, nil)
 			}
 			n.Answered = true

@@ -58,16 +58,10 @@ type Socket struct {
 	Name string
 }
 
-// LeaseName is the name of the socket by which proxies find each other.
-const LeaseName = "@kube-services/lease"
-
 // LeaseSocket returns the socket of proxies that serve the Services labelled with proxyName,
 // or those without a label if it is empty.
 func LeaseSocket(proxyName string) Socket {
-	if proxyName == "" {
-		return Socket{}
-	}
-	return Socket{Name: LeaseName + "/" + proxyName}
+	return Socket{Name: leaseName(proxyName)}
 }
 
 func (s Socket) address() *net.UnixAddr {

@@ -65,6 +65,29 @@ func Listeners(net fs.FS) ([]Listener, error) {
 	return all, nil
 }
 
+// LeaseName is the name of the socket by which proxies find each other.
+const LeaseName = "@kube-services/lease"
+
+// leaseName returns that of proxies for Services labelled with proxyName, or without if it is empty.
+func leaseName(proxyName string) string { return strings.TrimSuffix(LeaseName+"/"+proxyName, "/") }
+
+// LeaseHolder returns the process that listens at the socket of proxies for proxyName, even if it
+// hangs. net is a directory such as /proc/self/net (kernel: net/unix/af_unix.c, unix_seq_show).
+func LeaseHolder(proc, net fs.FS, proxyName string) (Process, bool) {
+	const flags, inode, name, listens = 3, 6, 7, "00010000"
+	table, _ := fs.ReadFile(net, "unix")
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		if len(fields) <= name || fields[flags] != listens || fields[name] != leaseName(proxyName) {
+			continue
+		}
+		if n, err := strconv.ParseUint(fields[inode], 10, 64); err == nil {
+			return BySocketInode(proc, n)
+		}
+	}
+	return Process{}, false
+}
+
 func readSockets(r io.Reader, state string, listenersFirst bool) ([]Listener, error) {
 	var all []Listener
 	lines := bufio.NewScanner(r)

@@ -27,6 +27,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/platform/mode"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -255,12 +256,15 @@ func (s shared) WriteFile(name string, data []byte) error {
 	return fmt.Errorf("%w: %w", sysctl.ErrFixed, s.readOnly.WriteFile(name, data))
 }
 
-// TestUsedFamilies checks that only families with Services need forwarding.
-func TestUsedFamilies(t *testing.T) {
+// TestForwarded checks that only families with Services need forwarding, and none where the proxy relays.
+func TestForwarded(t *testing.T) {
 	six := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv6}
-	got := usedFamilies(nil)
+	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six})
+	got := forwarded(mode.Descriptor{}, nil)
 	kit.Check(t, got == nil, "before the first snapshot: %v", got)
-	kit.Same(t, "(-want +got)", []service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six})))
+	kit.Same(t, "(-want +got)", []service.Family{service.IPv6}, forwarded(mode.Descriptor{}, s))
+	got = forwarded(mode.Descriptor{Relays: true}, s)
+	kit.Check(t, got == nil, "in a mode that relays: %v", got)
 }
 
 // TestSettingsError checks the error of --init-only when some or all settings fail. It is the

@@ -21,6 +21,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/platform/mode"
 )
 
 // Prepare applies the system settings. Each that fails is a warning in the log. There is an
@@ -65,22 +66,20 @@ func settingsError(all []sysctl.Outcome) error {
 // KeepPrepared applies system settings until all succeed, with conditions for failures.
 func KeepPrepared(ctx context.Context, with Preparation) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
-	if !with.Mode.Relays {
-		p.forwarding = func(f service.Family, name condition.Name, text string) {
-			with.Health.SetBlockingCondition(name, text, text, f)
-		}
+	p.forwarding = func(f service.Family, name condition.Name, text string) {
+		with.Health.SetBlockingCondition(name, text, text, f)
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
 	others.Go(func() { WatchHiddenListeners(ctx, with.Tracker, with.Health) })
-	p.run(ctx, with, func() []service.Family { return usedFamilies(with.Tracker.Latest()) })
+	p.run(ctx, with, func() []service.Family { return forwarded(with.Mode, with.Tracker.Latest()) })
 }
 
-// usedFamilies are the families that have Services. The others need no forwarding.
-func usedFamilies(s *service.Snapshot) []service.Family {
+// forwarded are the families of Services whose packets the kernel forwards.
+func forwarded(d mode.Descriptor, s *service.Snapshot) []service.Family {
 	var used []service.Family
 	for _, f := range service.Families {
-		if s != nil && s.Len(f) > 0 {
+		if s != nil && s.Len(f) > 0 && !d.Relays {
 			used = append(used, f)
 		}
 	}
