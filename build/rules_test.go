@@ -432,7 +432,7 @@ var layers = []layer{
 	{"common/plandiff/", []string{"regexp"}, nil}, // changes and objects have their Service port
 	{"common/takeover/", []string{"k8s.io", "sigs.k8s.io", "regexp"}, []string{"k8s.io/klog"}},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
-	{"cmd/kubectl-svcproxy/", []string{std}, []string{module + "/common/printable"}},
+	{"cmd/kubectl-svcproxy/", []string{std}, []string{module + "/common"}},
 	{"platform/", []string{module + "/config", module + "/cmd"}, nil}, // see describesModes
 	{"platform/mode/", []string{module + "/platform", "k8s.io", "sigs.k8s.io"}, nil},
 	{"platform/linux/", []string{module + "/platform/windows", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
@@ -487,7 +487,7 @@ var rooms = []struct {
 	files, lines int
 }{
 	{"cmd/kube-proxy/", 15, 2000},
-	{"cmd/kubectl-svcproxy/", 5, 525},
+	{"cmd/kubectl-svcproxy/", 5, 1200},
 	{"cmd/kube-proxy/internal/agent/", 25, 0},
 	{"cmd/kube-proxy/internal/examine/", 25, 0},
 	{"cmd/kube-proxy/internal/host/", 25, 0},

@@ -145,7 +145,7 @@ func testPacked(t *testing.T, file string) {
 // testParts reads the lists of what programs and images are made of.
 func testParts(t *testing.T, dir string) {
 	for name, want := range map[string][]string{
-		"kubectl-svcproxy-v1.2.3-4-windows-amd64": {"pkg:golang/std@"}, // it needs no module
+		"kubectl-svcproxy-v1.2.3-4-windows-amd64": {"pkg:golang/std@", "pkg:golang/sigs.k8s.io/yaml@"},
 		"kube-proxy-v1.2.3-4-windows-amd64":       {"pkg:golang/std@", "pkg:golang/k8s.io/client-go@"},
 		"kubeproxy-v1.2.3-4-windows-amd64":        {"pkg:golang/k8s.io/client-go@"},
 		"kubeproxy-iptables-v1.2.3-4-linux-arm64": {"pkg:golang/github.com/google/nftables@", "pkg:deb/debian/iptables@1.8.9-2?arch=arm64&distro=bookworm"},

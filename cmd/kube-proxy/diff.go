@@ -18,6 +18,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
+	"kubeproxy/common/terminal"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -81,7 +82,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 }
 
 func (d *diffOptions) run(ctx context.Context, to streams) error {
-	if err := cli.CheckOutput(d.format, asPlan, asDiff); err != nil {
+	if err := document.CheckOutput(d.format, asPlan, asDiff); err != nil {
 		return err
 	}
 	system := d.systemOfMode()
@@ -96,13 +97,13 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	d.compared.Proxy, d.compared.Version, d.compared.Report = &d.Options, buildInfo().Version, writeLines(to.err)
-	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
+	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
 	found, err := d.compared.Run(ctx, c)
 	stopNotice()
 	if err != nil {
 		return err
 	}
-	view := plandiff.View{All: d.all, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}
+	view := plandiff.View{All: d.all, Colour: terminal.Coloured(to.out), Width: terminal.Columns(to.out)}
 	switch d.format {
 	case asPlan:
 		err = view.Print(to.out, found)

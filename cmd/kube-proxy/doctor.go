@@ -17,6 +17,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/document"
+	"kubeproxy/common/terminal"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -70,7 +71,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 }
 
 func (d *doctorOptions) run(ctx context.Context, to streams) error {
-	if err := cli.CheckOutput(d.format, asText); err != nil {
+	if err := document.CheckOutput(d.format, asText); err != nil {
 		return err
 	}
 	c, err := config.Load(&d.Flags, host.OS)
@@ -78,7 +79,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	d.examined.Proxy, d.examined.Version = &d.Options, buildInfo().Version
-	endNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
+	endNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
 	x, err := examine.Find(ctx, d.examined, c)
 	endNotice()
 	if err != nil {
@@ -89,7 +90,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	r := doctor.Runner{
-		Checks: checks, Timeout: d.examined.Timeout, Patience: cli.NoticeDelay,
+		Checks: checks, Timeout: d.examined.Timeout, Patience: terminal.NoticeDelay,
 		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
 	}
 	report := x.Report()
@@ -98,7 +99,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 }
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
-	write := doctor.View{Colour: cli.Coloured(w), Width: cli.Columns(w), All: d.all}.Text
+	write := doctor.View{Colour: terminal.Coloured(w), Width: terminal.Columns(w), All: d.all}.Text
 	if d.format != asText {
 		write = func(w io.Writer, r *doctor.Report) error { return r.Data(w, d.format) }
 	}

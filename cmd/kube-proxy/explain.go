@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
+	"kubeproxy/common/terminal"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -121,7 +122,7 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if len(args) != 2 {
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d of them, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
 	}
-	if err := cli.CheckOutput(e.format, asText); err != nil {
+	if err := document.CheckOutput(e.format, asText); err != nil {
 		return err
 	}
 	if len(e.Manifests) > 0 && len(e.podAddrs) > 0 {
@@ -145,7 +146,7 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	defer cli.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	model, err := e.read(ctx, c, node, to)
 	if err != nil {
 		return err
@@ -167,7 +168,7 @@ func (e *explainOptions) show(ctx context.Context, to streams, answer *explain.E
 	case e.format != asText:
 		err = document.WriteData(to.out, e.format, answer)
 	default:
-		err = explain.View{All: e.all, Width: cli.Columns(to.out)}.Print(to.out, answer)
+		err = explain.View{All: e.all, Width: terminal.Columns(to.out)}.Print(to.out, answer)
 	}
 	if err == nil && answer.Probe.Fails() {
 		return &exit{code: exitDiffers}
@@ -183,7 +184,7 @@ func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
 	}
 	asking, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
-	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
+	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
 	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: e.kubeconfig, PodNode: e.podNode, Probes: e.probe}
 	for _, ip := range e.podAddrs {
 		if addr, ok := netip.AddrFromSlice(ip); ok {

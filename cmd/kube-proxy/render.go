@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
+	"kubeproxy/common/terminal"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
@@ -89,7 +90,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	defer cli.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	return render(ctx, c, r, node, to)
 }
 
@@ -169,7 +170,7 @@ func newHNSState(to streams, table mode.Table) *cobra.Command {
 		Example: hnsStateExample,
 		Args:    cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
+			stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump(table)
 			stopNotice()
 			if err != nil {

@@ -18,13 +18,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	filewriter "kubeproxy/common/files"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/takeover"
+	"kubeproxy/common/terminal"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/hns"
@@ -115,7 +115,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	if err != nil {
 		return fmt.Errorf("--dry-run: %w", err)
 	}
-	return plandiff.View{All: true, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}.Print(to.out, found)
+	return plandiff.View{All: true, Colour: terminal.Coloured(to.out), Width: terminal.Columns(to.out)}.Print(to.out, found)
 }
 
 // rehearsalTimeout is the API server's time to answer: 30 s alone for Node and ServiceCIDRs.

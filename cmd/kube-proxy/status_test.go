@@ -18,7 +18,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/health"
@@ -26,6 +25,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
+	"kubeproxy/common/terminal"
 	"kubeproxy/test/kit"
 )
 
@@ -117,11 +117,11 @@ func TestStatusFlags(t *testing.T) {
 }
 
 func TestColoured(t *testing.T) {
-	kit.Check(t, !cli.Coloured(&strings.Builder{}), "a buffer gets colours")
+	kit.Check(t, !terminal.Coloured(&strings.Builder{}), "a buffer gets colours")
 	null, err := os.Open(os.DevNull)
 	kit.Must(t, err)
 	defer null.Close()
-	kit.Check(t, !cli.Coloured(null), "a file gets colours")
+	kit.Check(t, !terminal.Coloured(null), "a file gets colours")
 }
 
 // TestColumns checks that a table has one line a row where a program reads it, and fits

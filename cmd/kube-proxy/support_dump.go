@@ -19,6 +19,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/collect"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/terminal"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/windows/scm"
@@ -73,7 +74,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 	if len(args) > 1 {
 		return fmt.Errorf("support-dump wants one FILE, not %d", len(args))
 	}
-	if out, ok := to.out.(*os.File); ok && len(args) > 0 && args[0] == "-" && cli.Attached(out) {
+	if out, ok := to.out.(*os.File); ok && len(args) > 0 && args[0] == "-" && terminal.Attached(out) {
 		return errors.New("support-dump -: standard output is a terminal, and the archive is compressed: want a FILE, or a pipe")
 	}
 	c, err := config.Load(&s.Flags, host.OS)
@@ -113,7 +114,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 
 // progressOn returns a function that shows progress on w, nil unless w is a terminal.
 func progressOn(w io.Writer) func(part, of int, name string) {
-	if !cli.Attached(os.Stderr) {
+	if !terminal.Attached(os.Stderr) {
 		return nil
 	}
 	return func(part, of int, name string) { fmt.Fprintf(w, "[%d/%d] %s\n", part, of, name) }

@@ -1,36 +1,39 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kubectl-svcproxy is a plugin of kubectl. It finds the pod of the proxy on a Node
-// and runs a command of kube-proxy in it. It runs kubectl for that, and so has its contexts
-// and its rights, and links nothing but the standard library and package printable.
+// Command kubectl-svcproxy is a plugin of kubectl. It finds the pods of the proxy and runs a
+// command of kube-proxy in them. It runs kubectl for that, and so has its contexts and its
+// rights. What many nodes answer is put together by the packages that print it on each.
 package main
 
 import (
 	"bytes"
-	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
-	"time"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/terminal"
 )
 
-const help = `Run a command of kube-proxy on a Node, in the pod of the proxy there.
+const help = `Run a command of kube-proxy on Nodes, in the pods of the proxy there.
 
 Usage:
-  kubectl svcproxy [FLAGS] [--node NODE] COMMAND [ARGUMENT...]
+  kubectl svcproxy [FLAGS] [--node NODE | --nodes LABELS] COMMAND [ARGUMENT...]
 
 Examples:
-  kubectl svcproxy --node node-a status
+  kubectl svcproxy status
+  kubectl svcproxy status shop/web --nodes pool=blue
+  kubectl svcproxy status --wait --timeout 5m
+  kubectl svcproxy status --node node-a
   kubectl svcproxy explain pod/shop/cart-0 svc/shop/web:http
-  kubectl svcproxy doctor --node node-a
   kubectl svcproxy top shop/web --watch --node node-a
   kubectl svcproxy support-dump dump.tar.gz --node node-a
 
@@ -39,21 +42,27 @@ kube-proxy; kubectl svcproxy COMMAND --help --node NODE describes it. diff, doct
 explain and support-dump get the flags of the proxy. The archive of support-dump is
 written here and not in the pod.
 
-Without --node, the Node is that of the pod in explain pod/NAMESPACE/NAME, or the
-only one that has the proxy. The pod is one with the labels that a DaemonSet controls,
-in the network of the node and with the service account of the release; standard error
-names it. Where such pods run in two namespaces, --namespace selects one.
+Without --node, status asks all Nodes, or those with labels, and prints a line for each:
+the worst first, then those whose version or number of endpoints differs from most.
+--failing lists these alone. With -o json, an object has each node's answer or error.
+For other commands, the Node is that of the pod in explain pod/NAMESPACE/NAME, or the
+only one that has the proxy.
 
-You need the rights to list pods in the namespace of the proxy, in all namespaces without
---namespace, to get the pod of the proxy and that in explain pod/NAMESPACE/NAME, and to
-create pods/exec.
+A pod is asked if the labels fit, and a DaemonSet that is there controls it in the same
+namespace, with the network of the node and with the service account and the images of
+that DaemonSet. Where such pods run in two namespaces, --namespace selects one.
 
-The exit code is that of the command, and 2 if it could not be run.
+You need the rights to list pods and daemonsets in the namespace of the proxy, in all
+namespaces without --namespace, to get the pod in explain pod/NAMESPACE/NAME, to create
+pods/exec, and to list nodes, which tells those without the proxy.
+
+The exit code is that of the command, the highest of many, and 2 if it could not be run.
 
 Flags ahead of COMMAND:
       --node NODE            the Node; it may stand behind COMMAND, too
+  -l, --nodes LABELS         Nodes; --nodes may stand behind COMMAND, too
   -n, --namespace NAMESPACE  of the pods of the proxy (all namespaces)
-  -l, --selector LABELS      of the pods of the proxy (app.kubernetes.io/name=kubeproxy)
+      --pods LABELS          of the pods of the proxy (app.kubernetes.io/name=kubeproxy)
   -c, --container NAME       of the proxy (kube-proxy)
       --context, --kubeconfig, --cluster, --user, --as, --request-timeout
                              are given to kubectl
@@ -71,26 +80,31 @@ func run(args []string, out, problems io.Writer) int {
 		fmt.Fprint(out, help)
 		return 0
 	}
+	code := 0
 	if err == nil {
-		err = p.run(out, problems)
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		defer stop()
+		code, err = p.run(ctx, out, problems)
 	}
-	var ended *exec.ExitError
-	switch {
-	case err == nil:
-		return 0
-	case errors.Is(err, errInPod) && errors.As(err, &ended) && ended.Exited():
-		return ended.ExitCode() // kubectl has printed it
+	if err != nil {
+		fmt.Fprintln(problems, "kubectl svcproxy:", printable.Error(err))
+		return exitFailed
 	}
-	fmt.Fprintln(problems, "kubectl svcproxy:", printable.Error(err))
-	return exitFailed
+	return code
+}
+
+// warn prints what does not end the command.
+func (*plugin) warn(problems io.Writer, err error) {
+	fmt.Fprintln(problems, "kubectl svcproxy: warning:", printable.Error(err))
 }
 
 // plugin is one run.
 type plugin struct {
 	help      bool
 	node      string
+	nodes     string // the labels of Nodes
 	namespace string // empty for all
-	selector  string
+	pods      string // the labels of pods
 	container string
 	kubectl   []string // flags for kubectl
 	command   []string // of kube-proxy
@@ -101,7 +115,7 @@ var passed = []string{"--context", "--kubeconfig", "--cluster", "--user", "--as"
 
 // parse reads the arguments. Flags behind the command are its own, but --node is ours.
 func parse(args []string) (*plugin, error) {
-	p := &plugin{selector: "app.kubernetes.io/name=kubeproxy", container: "kube-proxy"}
+	p := &plugin{pods: "app.kubernetes.io/name=kubeproxy", container: "kube-proxy"}
 	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
 		name, value, given := strings.Cut(args[0], "=")
 		args = args[1:]
@@ -111,7 +125,7 @@ func parse(args []string) (*plugin, error) {
 		}
 		to := p.flag(name)
 		if to == nil && !slices.Contains(passed, name) {
-			return nil, fmt.Errorf("unknown flag %s ahead of the command: want --node, --namespace, --selector, --container, %s", name, strings.Join(passed, ", "))
+			return nil, fmt.Errorf("unknown flag %s ahead of the command: want --node, --nodes, --namespace, --pods, --container, %s", name, strings.Join(passed, ", "))
 		}
 		if !given {
 			if len(args) == 0 {
@@ -136,108 +150,40 @@ func (p *plugin) flag(name string) *string {
 		return &p.node
 	case "-n", "--namespace":
 		return &p.namespace
-	case "-l", "--selector":
-		return &p.selector
+	case "-l", "--nodes":
+		return &p.nodes
+	case "--pods":
+		return &p.pods
 	case "-c", "--container":
 		return &p.container
 	}
 	return nil
 }
 
-// setCommand takes --node out of the arguments of the command.
+// setCommand takes --node and --nodes out of the arguments of the command.
 func (p *plugin) setCommand(args []string) error {
 	for len(args) > 0 {
-		a := args[0]
-		args = args[1:]
-		value, given := strings.CutPrefix(a, "--node=")
-		switch {
-		case given:
-			p.node = value
-		case a == "--node" && len(args) == 0:
-			return fmt.Errorf("--node: want the name of a Node")
-		case a == "--node":
-			p.node, args = args[0], args[1:]
-		default:
-			p.command = append(p.command, a)
+		name, value, given := strings.Cut(args[0], "=")
+		if name != "--node" && name != "--nodes" {
+			p.command, args = append(p.command, args[0]), args[1:]
+			continue
 		}
+		args = args[1:]
+		if !given && len(args) == 0 {
+			return fmt.Errorf("%s: want %s", name, map[string]string{"--node": "the name of a Node", "--nodes": "labels of Nodes"}[name])
+		}
+		if !given {
+			value, args = args[0], args[1:]
+		}
+		*p.flag(name) = value
 	}
 	if len(p.command) == 0 {
 		return fmt.Errorf("want a command of kube-proxy, such as status; --help lists them")
 	}
+	if p.node != "" && p.nodes != "" {
+		return fmt.Errorf("--node is one Node, and --nodes are those with labels: want one of them")
+	}
 	return nil
-}
-
-// pod is what is read of a Pod.
-type pod struct {
-	Metadata struct {
-		Namespace         string            `json:"namespace"`
-		Name              string            `json:"name"`
-		Labels            map[string]string `json:"labels"`
-		CreationTimestamp time.Time         `json:"creationTimestamp"`
-		DeletionTimestamp *string           `json:"deletionTimestamp"`
-		OwnerReferences   []struct {
-			APIVersion string `json:"apiVersion"`
-			Kind       string `json:"kind"`
-			Controller bool   `json:"controller"`
-		} `json:"ownerReferences"`
-	} `json:"metadata"`
-	Spec struct {
-		NodeName           string      `json:"nodeName"`
-		HostNetwork        bool        `json:"hostNetwork"`
-		ServiceAccountName string      `json:"serviceAccountName"`
-		Containers         []container `json:"containers"`
-	} `json:"spec"`
-	Status struct {
-		Phase  string `json:"phase"`
-		PodIPs []struct {
-			IP string `json:"ip"`
-		} `json:"podIPs"`
-	} `json:"status"`
-}
-
-type container struct {
-	Name    string   `json:"name"`
-	Command []string `json:"command"`
-	Args    []string `json:"args"`
-}
-
-func (p *pod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
-
-// notOurs returns why a pod with the proxy's labels, which anybody can set, is not one of the
-// chart's. In the node's network it needs Pod Security's level "privileged".
-func (p *pod) notOurs() string {
-	account := p.Metadata.Labels["app.kubernetes.io/name"] // the chart names both after the release
-	switch {
-	case len(p.Metadata.OwnerReferences) == 0:
-		return "no DaemonSet controls it"
-	case !p.Spec.HostNetwork:
-		return "it is not in the network of the node"
-	case account != "" && p.Spec.ServiceAccountName != account:
-		return fmt.Sprintf("its service account is %q, not %q", p.Spec.ServiceAccountName, account)
-	}
-	for _, o := range p.Metadata.OwnerReferences {
-		if o.Controller && o.Kind == "DaemonSet" && strings.HasPrefix(o.APIVersion, "apps/") {
-			return ""
-		}
-	}
-	return "no DaemonSet controls it"
-}
-
-// container returns the one of that name, and the path of the proxy's program in it, no other.
-func (p *pod) container(name string) (*container, string, error) {
-	i := slices.IndexFunc(p.Spec.Containers, func(c container) bool { return c.Name == name })
-	if i < 0 {
-		return nil, "", fmt.Errorf("pod %s has no container %s: want --container NAME", p, name)
-	}
-	c := &p.Spec.Containers[i]
-	if len(c.Command) == 0 {
-		return c, "kube-proxy", nil
-	}
-	exe := c.Command[0]
-	if base := exe[strings.LastIndexAny(exe, `/\`)+1:]; base != "kube-proxy" && base != "kube-proxy.exe" {
-		return nil, "", fmt.Errorf("container %s of pod %s runs %q: want one that runs kube-proxy; --selector, --namespace or --container select another", name, p, exe)
-	}
-	return c, exe, nil
 }
 
 // ask runs kubectl and returns what it prints.
@@ -247,7 +193,7 @@ func (p *plugin) ask(args ...string) ([]byte, error) {
 	cmd.Stderr = &problems
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(problems.String()))
+		return nil, fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, lastLine(problems.Bytes(), "no reason is given"))
 	}
 	return out, nil
 }
@@ -293,127 +239,81 @@ func flagsOfPod(asked *pod) []string {
 	return append(all, "--pod-node="+asked.Spec.NodeName)
 }
 
-// find returns the pod of the proxy on the Node.
-func (p *plugin) find(problems io.Writer) (*pod, error) {
-	args := []string{"get", "pods", "--output=json", "--selector=" + p.selector}
-	if p.namespace == "" {
-		args = append(args, "--all-namespaces")
-	} else {
-		args = append(args, "--namespace="+p.namespace)
+// run runs the command where it belongs, and returns its exit code.
+func (p *plugin) run(ctx context.Context, out, problems io.Writer) (int, error) {
+	if p.command[0] == "status" && p.node == "" && !slices.ContainsFunc(p.command, isHelp) {
+		return p.all(ctx, out, problems)
 	}
-	if p.node != "" {
-		args = append(args, "--field-selector=spec.nodeName="+p.node)
+	if p.nodes != "" {
+		return 0, fmt.Errorf("%s runs on one Node: want --node in place of --nodes", p.command[0])
 	}
-	out, err := p.ask(args...)
-	switch {
-	case err != nil && p.namespace == "" && strings.Contains(err.Error(), "(Forbidden)"):
-		return nil, fmt.Errorf("%w: want the right to list pods in all namespaces, or --namespace with that of the proxy", err)
-	case err != nil:
-		return nil, err
-	}
-	var list struct {
-		Items []pod `json:"items"`
-	}
-	if err := json.Unmarshal(out, &list); err != nil {
-		return nil, fmt.Errorf("read the pods of the proxy: %w", err)
-	}
-	return p.pick(list.Items, problems)
+	return p.one(out, problems)
 }
 
-// pick returns the pod that runs on the Node, the newest one during an update.
-func (p *plugin) pick(all []pod, problems io.Writer) (*pod, error) {
-	nodes, namespaces := map[string]bool{}, map[string]bool{}
-	var best *pod
-	for i := range all {
-		x := &all[i]
-		if x.Status.Phase != "Running" || x.Metadata.DeletionTimestamp != nil {
-			continue
-		}
-		if why := x.notOurs(); why != "" {
-			fmt.Fprintf(problems, "kubectl svcproxy: warning: pod %s is not asked, though it has labels %s: %s\n", x, p.selector, why)
-			continue
-		}
-		nodes[x.Spec.NodeName], namespaces[x.Metadata.Namespace] = true, true
-		if best == nil || x.Metadata.CreationTimestamp.After(best.Metadata.CreationTimestamp) {
-			best = x
-		}
-	}
-	switch {
-	case best == nil && p.node != "":
-		return nil, fmt.Errorf("no pod with labels %s runs on node %s: want --node with a Node that has the proxy, or --selector, --namespace", p.selector, p.node)
-	case best == nil:
-		return nil, fmt.Errorf("no pod with labels %s runs in %s: want --selector, --namespace of the proxy", p.selector, cmp.Or(p.namespace, "any namespace"))
-	case len(namespaces) > 1:
-		return nil, errors.New("pods with labels " + p.selector + " run in more than one namespace: want --namespace NAMESPACE of the proxy, one of " + someOf(namespaces))
-	case len(nodes) > 1:
-		return nil, errors.New("want --node NODE, one of " + someOf(nodes))
-	}
-	return best, nil
-}
+func isHelp(arg string) bool { return arg == "--help" || arg == "-h" }
 
-// someOf lists names, not all of a large cluster.
-func someOf(set map[string]bool) string {
-	const most = 20
-	var names []string
-	for n := range set {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	if n := len(names) - most; n > 0 {
-		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), n)
-	}
-	return strings.Join(names, ", ")
-}
-
-// errInPod marks that kubectl exec failed. Its exit code is that of the command.
-var errInPod = errors.New("kubectl exec")
-
-// run finds the pod and runs the command in it.
-func (p *plugin) run(out, problems io.Writer) (err error) {
+// one finds the pod and runs the command in it.
+func (p *plugin) one(out, problems io.Writer) (code int, err error) {
 	asked, err := p.askedPod()
 	switch {
 	case err != nil && p.node == "":
-		return err
+		return 0, err
 	case err != nil: // the proxy may know the pod
-		fmt.Fprintln(problems, "kubectl svcproxy: warning:", printable.Error(err))
+		p.warn(problems, err)
 	case asked != nil && p.node == "":
 		p.node = asked.Spec.NodeName
 	}
-	at, err := p.find(problems)
+	ours, _, err := p.find(problems)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	c, exe, err := at.container(p.container)
+	at, err := p.pick(ours)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	file, args, err := p.archive()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	fmt.Fprintf(problems, "kubectl svcproxy: pod %s on node %s\n", at, at.Spec.NodeName)
-	command := append([]string{exe, args[0]}, flagsFor(args[0], c, at.Spec.NodeName)...)
-	command = slices.Concat(command, flagsOfPod(asked), args[1:])
-	flags := []string{"exec", "--namespace=" + at.Metadata.Namespace, "--container=" + p.container}
-	terminal := file == nil && isTerminal(os.Stdin) && isTerminal(os.Stdout)
-	if terminal { // for colours, and so that an interrupt ends the command in the pod
+	if file != nil {
+		defer func() { err = errors.Join(err, p.keep(file, out)) }()
+	}
+	var flags []string
+	attached := file == nil && terminal.Attached(os.Stdin) && terminal.Attached(os.Stdout)
+	if attached { // for colours, and so that an interrupt ends the command in the pod
 		flags = append(flags, "--stdin", "--tty")
 	}
-	cmd := exec.Command("kubectl", slices.Concat(p.kubectl, flags, []string{at.Metadata.Name, "--"}, command)...)
+	cmd, err := p.exec(at, args, flags, flagsOfPod(asked))
+	if err != nil {
+		return 0, err
+	}
+	fmt.Fprintf(problems, "kubectl svcproxy: pod %s on node %s\n", at, at.Spec.NodeName)
 	cmd.Stdout, cmd.Stderr = printable.Writer(out), printable.Writer(problems)
 	switch {
 	case file != nil:
 		cmd.Stdout = file
-		defer func() { err = errors.Join(err, p.keep(file, out)) }()
 	case args[0] == "support-dump" && args[len(args)-1] == "-": // an archive, no text
 		cmd.Stdout = out
-	case terminal:
+	case attached:
 		cmd.Stdin, cmd.Stdout = os.Stdin, printable.Terminal(out)
 	}
-	if err = cmd.Run(); err != nil {
-		return fmt.Errorf("%w: %w", errInPod, err)
+	err = cmd.Run()
+	if ended, is := errors.AsType[*exec.ExitError](err); is && ended.Exited() {
+		return ended.ExitCode(), nil // kubectl has printed why
 	}
-	return nil
+	return 0, err
+}
+
+// exec returns kubectl exec, with flags, of a command in a pod, with settings behind its name.
+func (p *plugin) exec(at *pod, args, flags, settings []string) (*exec.Cmd, error) {
+	c, exe, err := at.container(p.container)
+	if err != nil {
+		return nil, err
+	}
+	settings = append(flagsFor(args[0], c, at.Spec.NodeName), settings...)
+	command := slices.Concat([]string{at.Metadata.Name, "--", exe, args[0]}, settings, args[1:])
+	flags = append([]string{"exec", "--namespace=" + at.Metadata.Namespace, "--container=" + p.container}, flags...)
+	return exec.Command("kubectl", slices.Concat(p.kubectl, flags, command)...), nil
 }
 
 // flagsFor returns the proxy's flags that a command needs to see the node as the proxy does.
@@ -465,10 +365,4 @@ func (p *plugin) keep(file *os.File, out io.Writer) error {
 	}
 	fmt.Fprintln(out, file.Name())
 	return nil
-}
-
-// isTerminal reports whether a person reads or types.
-func isTerminal(f *os.File) bool {
-	stat, err := f.Stat()
-	return err == nil && stat.Mode()&os.ModeCharDevice != 0
 }

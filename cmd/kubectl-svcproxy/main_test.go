@@ -32,6 +32,14 @@ const exitOfPod = "SVCPROXY_EXIT"
 func kubectl(args []string) int {
 	all := strings.Join(args, " ")
 	switch {
+	case os.Getenv(fleetOf) != "":
+		return fleetKubectl(args)
+	case strings.Contains(all, "get daemonsets.apps"):
+		if strings.Contains(all, "--as=adam") {
+			fmt.Fprintln(os.Stderr, `Error from server (Forbidden): daemonsets.apps is forbidden: User "adam" cannot list resource "daemonsets" in API group "apps" at the cluster scope`)
+			return 1
+		}
+		fmt.Printf(`{"items":[%s,%s,%s]}`, daemonSetText("kube-system"), daemonSetText("labelled"), daemonSetText("tenant"))
 	case strings.Contains(all, "exec "):
 		fmt.Println(all)
 		if strings.Contains(all, "hostile") {
@@ -74,9 +82,14 @@ func podText(name, node, phase string, minute int, command string) string {
 		namespace, addresses = "shop", `,"podIPs":[{"ip":"10.244.1.7"},{"ip":"fd00::7"}]`
 	}
 	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"labels":{"app.kubernetes.io/name":"kubeproxy"},"creationTimestamp":"2026-01-02T03:%02d:00Z",
-		"ownerReferences":[{"apiVersion":"apps/v1","kind":"DaemonSet","name":"kubeproxy","controller":true}]},
-		"spec":{"nodeName":%q,"hostNetwork":true,"serviceAccountName":"kubeproxy","containers":[{"name":"kube-proxy",%s
-		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q%s}}`, namespace, name, minute, node, command, phase, addresses)
+		"ownerReferences":[{"apiVersion":"apps/v1","kind":"DaemonSet","name":"kubeproxy","uid":"uid-%s","controller":true}]},
+		"spec":{"nodeName":%q,"hostNetwork":true,"serviceAccountName":"kubeproxy","containers":[{"name":"kube-proxy","image":"registry.example:5000/kubeproxy:v1@sha256:1",%s
+		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q%s}}`, namespace, name, minute, namespace, node, command, phase, addresses)
+}
+
+func daemonSetText(namespace string) string {
+	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":"kubeproxy","uid":"uid-%s","labels":{"app.kubernetes.io/name":"kubeproxy"}},"spec":{"template":{"spec":{"serviceAccountName":"kubeproxy",
+		"containers":[{"name":"kube-proxy","image":"registry.example:5000/kubeproxy:v2"}]}}}}`, namespace, namespace)
 }
 
 // tenants are the pod of the proxy on node-d, and newer pods that differ from it in one thing
@@ -86,9 +99,10 @@ func tenants() []string {
 	for i, change := range []struct{ from, to string }{
 		{`"kind":"DaemonSet"`, `"kind":"ReplicaSet"`}, {`"controller":true`, `"controller":false`}, {`"apps/v1"`, `"evil.example/v1"`},
 		{`"ownerReferences"`, `"none"`}, {`"hostNetwork":true`, `"hostNetwork":false`}, {`"serviceAccountName":"kubeproxy"`, `"serviceAccountName":"default"`},
+		{`"uid-tenant"`, `"uid-kube-system"`}, {`kubeproxy:v1@sha256:1`, `evil:v1`}, {`"app.kubernetes.io/name":"kubeproxy"`, `"app.kubernetes.io/name":"second"`},
 	} {
 		text := podText(fmt.Sprint("evil-", i), "node-d", "Running", 2+i, `"command":["/evil"],`)
-		all = append(all, strings.Replace(strings.Replace(text, "kube-system", "tenant", 1), change.from, change.to, 1))
+		all = append(all, strings.Replace(strings.ReplaceAll(text, "kube-system", "tenant"), change.from, change.to, 1))
 	}
 	return all
 }
@@ -143,6 +157,10 @@ func TestCommands(t *testing.T) {
 	if code != 0 || strings.Contains(out+problems, "\x1b") || !strings.Contains(out, `\x1b]0;owned\a`) || !strings.Contains(problems, `\x1b]0;owned\a`) {
 		t.Errorf("terminal codes: exit %d, %q, %q", code, out, problems)
 	}
+	code, _, problems = plugin(strings.Fields("--as=adam status --node node-a")...)
+	if code != 0 || !strings.Contains(problems, "pods are judged by their own word: kubectl get daemonsets.apps") || !strings.Contains(problems, "want the right to list daemonsets.apps in all namespaces") {
+		t.Errorf("a user who may not list DaemonSets: exit %d, %s", code, problems)
+	}
 	t.Setenv(exitOfPod, "1")
 	if code, _, problems := plugin("diff", "--node=node-a"); code != 1 || !pod.MatchString(problems) {
 		t.Errorf("a command that ends with 1: exit %d, %s", code, problems)
@@ -160,6 +178,9 @@ func TestPodsOfOthers(t *testing.T) {
 		"pod tenant/evil-0 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: no DaemonSet controls it\n",
 		"pod tenant/evil-4 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: it is not in the network of the node\n",
 		`its service account is "default", not "kubeproxy"`, "svcproxy: pod kube-system/real on node node-d\n",
+		"evil-6 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: there is no DaemonSet kubeproxy that could control it\n",
+		"evil-7 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: container kube-proxy does not have the image registry.example:5000/kubeproxy of DaemonSet kubeproxy\n",
+		"DaemonSet kubeproxy, which controls it, has the label app.kubernetes.io/name=kubeproxy, not second\n",
 	} {
 		kit.Check(t, strings.Contains(problems, want), "want %q in\n%s", want, problems)
 	}
@@ -171,10 +192,16 @@ func TestMistakes(t *testing.T) {
 		"":                                "want a command of kube-proxy, such as status",
 		"--node":                          "--node: want a value",
 		"status --node":                   "--node: want the name of a Node",
+		"status --nodes":                  "--nodes: want labels of Nodes",
+		"--node=a --nodes=b status":       "want one of them",
+		"--nodes=b diff":                  "diff runs on one Node: want --node in place of --nodes",
+		"status --watch":                  "--watch follows one proxy: want --node NODE with it",
+		"status --wait=soon":              `--wait: "soon" is unknown: want ok, programmed or answers`,
+		"status -o xml":                   `--output: "xml" is unknown: want table, wide, name, json`,
 		"--watch status":                  "unknown flag --watch ahead of the command",
-		"status":                          "want --node NODE, one of node-a, node-b",
+		"version":                         "want --node NODE, one of node-a, node-b",
 		"status --node node-c":            "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c",
-		"-l app=none -n x status":         "no pod with labels app=none runs in x",
+		"--pods app=none -n x version":    "no pod with labels app=none runs in x",
 		"explain pod/shop/x svc/shop/web": `pods "x" not found`,
 		"-c other --node node-a status":   "has no container other",
 		"explain 10.0.0.1 10.0.0.2:80":    "want --node NODE",

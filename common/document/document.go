@@ -418,6 +418,18 @@ func IsData(format string) (bool, error) {
 	return format == string(JSON) || format == asYAML, nil
 }
 
+// CheckOutput checks the value of --output: one of forms, or a format for programs.
+func CheckOutput(format string, forms ...string) error {
+	data, err := IsData(format)
+	switch {
+	case err != nil:
+		return fmt.Errorf("--output: %w", err)
+	case !data && !slices.Contains(forms, format):
+		return fmt.Errorf("--output: %q is unknown: want %s, %s", format, strings.Join(forms, ", "), DataForms)
+	}
+	return nil
+}
+
 // WriteData writes value in a format for programs. Foreign text cannot control a terminal.
 func WriteData(w io.Writer, format string, value any) error {
 	if format == string(JSON) {

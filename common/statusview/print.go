@@ -256,7 +256,7 @@ func roundChanges(a, b *health.Report, add func(string, string, ...any)) {
 // serviceChanges compares a Service with its former state, which is nil for a new one.
 func serviceChanges(was, is *servicestate.Service, add func(string, ...any)) {
 	if was == nil {
-		add("new, %s, %s endpoints", is.State, cmp.Or(rangeText(is, func(p servicestate.Port) int { return p.Endpoints }), "no"))
+		add("new, %s, %s endpoints", is.State, cmp.Or(rangeText(is, portEndpoints), "no"))
 		return
 	}
 	if was.State != is.State {
@@ -364,7 +364,7 @@ func (p *printer) listTable(all []servicestate.Service, most int) *document.Tabl
 		generation, since := sinceWhen(s)
 		row := []cell{
 			plain(sanitize(s.Namespace + "/" + s.Name)), plain(truncateList(portsOf(s), most)), plain(kindOf(s)), plain(truncateList(addressesOf(s), most)),
-			{}, stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
+			{}, stateOf(s), plain(rangeText(s, portEndpoints)),
 			{}, plain(p.since(since)), {}, plain(sanitize(problemText(s))),
 		}
 		if p.wide {
@@ -480,6 +480,8 @@ func rangeText(s *servicestate.Service, of func(servicestate.Port) int) string {
 	}
 	return fmt.Sprintf("%d-%d", lowest, highest)
 }
+
+func portEndpoints(p servicestate.Port) int { return p.Endpoints }
 
 // sinceWhen returns since when a Service is failing or, with the generation, in force.
 func sinceWhen(s *servicestate.Service) (generation uint64, since *time.Time) {

@@ -405,6 +405,29 @@ func ExitCode(a *Answer, err error) int {
 	return 0
 }
 
+// UntilOK and the others are the Conditions of --wait.
+const (
+	UntilOK         = "ok"
+	untilProgrammed = "programmed"
+	untilAnswers    = "answers"
+)
+
+// Conditions lists what one can wait for.
+var Conditions = []string{UntilOK, untilProgrammed, untilAnswers}
+
+// Meets reports whether an answer meets a condition. nil is no answer.
+func (a *Answer) Meets(condition string) bool {
+	switch {
+	case a == nil:
+		return false
+	case condition == UntilOK:
+		return a.OK
+	case condition == untilProgrammed:
+		return a.Summary.Services > 0 && a.Summary.NotProgrammed == 0
+	}
+	return true
+}
+
 // Summary counts the selected Services.
 type Summary struct {
 	Services int `json:"services"`
@@ -523,11 +546,12 @@ func (f Format) data() bool {
 
 // View is how an answer is printed.
 type View struct {
-	Format Format
-	Full   bool      // each Service in full, instead of the proxy and a line for each; not for JSON
-	Colour bool      // for a terminal; not for JSON
-	Width  int       // how many columns a line may have, 0 for document.Width
-	Now    time.Time // the end of durations
+	Format  Format
+	Full    bool      // each Service in full, instead of the proxy and a line for each; not for JSON
+	Failing bool      // of nodes, only those that are not well or differ from most
+	Colour  bool      // for a terminal; not for JSON
+	Width   int       // how many columns a line may have, 0 for document.Width
+	Now     time.Time // the end of durations
 }
 
 // Print writes an answer to w.

@@ -119,6 +119,17 @@ func (s *slice) ready() int {
 	return n
 }
 
+// Ready returns how many ready endpoints the slices of Services list, whichever this node uses.
+func (t *Tracker) Ready() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, s := range t.slices {
+		n += s.ready()
+	}
+	return n
+}
+
 // loose reports whether o has endpoints and names no Service.
 func loose(o *discoveryv1.EndpointSlice) bool {
 	_, headless := o.Labels[corev1.IsHeadlessService]

@@ -344,6 +344,17 @@ func unready() *discoveryv1.EndpointSlice {
 	return s
 }
 
+// TestReady counts what slices list, whether this node uses it or not.
+func TestReady(t *testing.T) {
+	w := New(Options{NodeName: "a"})
+	w.SetService(balanced()) // only for endpoints on its node
+	w.SetSlice(owned(1, "b"))
+	all := w.Ready()
+	w.SetSlice(unready())
+	rest := w.Ready()
+	kit.Check(t, all == 3 && rest == 2, "%d ready endpoints, then %d; want 3 and 2", all, rest)
+}
+
 // changes are applied on top of base. Service 101 is in the namespace of Service 1.
 var changes = map[string]struct{ base, before, after []event }{
 	"annotation": {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -424,6 +425,11 @@ func TestKubectlPlugin(t *testing.T) {
 	} {
 		w.run(t, p.namespace, p.name, p.node, p.app)
 	}
+	for _, name := range []string{"node-a", "node-b", "node-c"} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "of-" + name}}}
+		_, err := w.Client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
+		kit.Must(t, err)
+	}
 	path := w.plugin(t)
 	for _, tc := range []struct {
 		args string
@@ -433,8 +439,13 @@ func TestKubectlPlugin(t *testing.T) {
 		{"status --node node-a", 3, "--namespace=kube-system --container=kube-proxy kubeproxy-a -- kube-proxy status"},
 		{"explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b --pod-address=10.244.1.7 --pod-address=fd00:10:244::7 --pod-node=node-b pod/"},
 		{"-n " + namespace + " status --node node-a", 2, "no pod with labels"},
-		{"-n " + namespace + " status --node node-b", 2, `its service account is "cart", not "kubeproxy"`},
-		{"status", 2, "want --node NODE, one of node-a, node-b"},
+		{"-n " + namespace + " status --node node-b", 2, "app.kubernetes.io/name=cart, not kubeproxy"},
+		{"version", 2, "want --node NODE, one of node-a, node-b"},
+		{"status --failing", 2, "Nodes: 3, well: 0, not well: 0, without answer: 3"},
+		{"status --node node-b", 3, "DaemonSet other, which controls it, has the label app.kubernetes.io/name=other, not kubeproxy"},
+		{"status", 2, "no pod of the proxy runs there, and the Node is Unknown"},
+		{"status --nodes pool=of-node-b -o jsonpath={.nodes[*].pod}", 2, "kube-system/kubeproxy-b"},
+		{"status --nodes pool=none", 2, "no Node has labels pool=none"},
 		{"status --node node-c", 2, "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c"},
 		{"explain pod/" + namespace + "/none svc/" + namespace + "/web", 2, `pods "none" not found`},
 	} {
@@ -459,16 +470,27 @@ func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 	if _, err := w.Client.CoreV1().ServiceAccounts(namespace).Create(t.Context(), account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
+	sets := w.Client.AppsV1().DaemonSets(namespace)
+	set, err := sets.Get(t.Context(), app, metav1.GetOptions{})
+	spec := corev1.PodSpec{
+		HostNetwork: true, ServiceAccountName: app,
+		Containers: []corev1.Container{{Name: "kube-proxy", Image: "none", Args: []string{"--hostname-override=$(NODE_NAME)"}}},
+	}
+	if apierrors.IsNotFound(err) {
+		chosen := map[string]string{"app": app}
+		set, err = sets.Create(t.Context(), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: app, Labels: map[string]string{"app.kubernetes.io/name": app}}, Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: chosen}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: chosen}, Spec: spec},
+		}}, metav1.CreateOptions{})
+	}
+	kit.Must(t, err)
+	spec.NodeName = node
 	pods := w.Client.CoreV1().Pods(namespace)
 	p, err := pods.Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Labels: map[string]string{"app.kubernetes.io/name": "kubeproxy"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: app, UID: "1", Controller: new(true)}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: app, UID: set.UID, Controller: new(true)}},
 		},
-		Spec: corev1.PodSpec{
-			NodeName: node, HostNetwork: true, ServiceAccountName: app,
-			Containers: []corev1.Container{{Name: "kube-proxy", Image: "none", Args: []string{"--hostname-override=$(NODE_NAME)"}}},
-		},
+		Spec: spec,
 	}, metav1.CreateOptions{})
 	if err == nil {
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.1.7", PodIPs: []corev1.PodIP{{IP: "10.244.1.7"}, {IP: "fd00:10:244::7"}}}

@@ -153,9 +153,11 @@ func dropWeb(t *testing.T, h *netlab.Host) {
 func (c *cluster) silent(t *testing.T) []servicestate.SilentEndpoint {
 	t.Helper()
 	_, out := c.ask(t, "status", "-o", "json")
-	var x struct{ SilentEndpoints []servicestate.SilentEndpoint }
+	var x servicestate.Response
 	kit.Must(t, json.Unmarshal([]byte(out), &x))
-	return x.SilentEndpoints
+	layer := func(name string) bool { return strings.HasPrefix(name, "silent-endpoints=") }
+	kit.Check(t, x.Endpoints > 0 && slices.ContainsFunc(x.Layers, layer), "%d endpoints, layers %q", x.Endpoints, x.Layers)
+	return x.Silent
 }
 
 // awaitSilent waits until status names a TCP endpoint n times, left out or not. Others of its host

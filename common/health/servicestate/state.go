@@ -652,6 +652,10 @@ type ProxyInfo struct {
 	// Generation is that of the desired snapshot. Health has the one in force, by family.
 	Generation uint64        `json:"generation"`
 	Health     health.Report `json:"health"`
+	// Endpoints is how many ready ones EndpointSlices list. All nodes that have read the same list the same.
+	Endpoints int `json:"endpoints"`
+	// Layers are what works beside the rules of the mode, such as "acceleration".
+	Layers []string `json:"layers,omitempty"`
 	// Accelerated is how many connections sockets made without translation, by family, if they do.
 	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
 	// Silent are endpoints that do not answer while others do.

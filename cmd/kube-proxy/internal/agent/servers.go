@@ -31,6 +31,7 @@ import (
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/view"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 // The names of the servers.
@@ -278,7 +279,7 @@ func (p *proxy) admin() health.Admin {
 	about := func() servicestate.ProxyInfo {
 		return servicestate.ProxyInfo{
 			Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
-			Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(), Ended: r.Ended.List(),
+			Endpoints: p.tracker.Ready(), Layers: p.layers(), Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(), Ended: r.Ended.List(),
 		}
 	}
 	return health.Admin{
@@ -298,6 +299,21 @@ func (p *proxy) admin() health.Admin {
 		Verbosity: p.process.Logs.Verbosity,
 		Exposed:   p.options.Exposed,
 	}
+}
+
+// layers names what works beside the rules of the mode.
+func (p *proxy) layers() (all []string) {
+	has := func(part func(*mode.Backend) bool) bool { return slices.ContainsFunc(p.selected.Backends, part) }
+	if has(func(b *mode.Backend) bool { return b.Accelerated != nil }) {
+		all = append(all, "acceleration")
+	}
+	if has(func(b *mode.Backend) bool { return b.Tunnel != nil }) {
+		all = append(all, "direct-return")
+	}
+	if p.selected.silent != nil {
+		all = append(all, "silent-endpoints="+p.active.config().SilentEndpoints.String())
+	}
+	return all
 }
 
 // byName returns counters with the names of families, nil for none.

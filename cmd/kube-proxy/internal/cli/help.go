@@ -308,18 +308,6 @@ func (d *Document) Fail(err error, code int) {
 	}
 }
 
-// CheckOutput checks the value of --output: one of forms, or a format for programs.
-func CheckOutput(format string, forms ...string) error {
-	data, err := document.IsData(format)
-	switch {
-	case err != nil:
-		return fmt.Errorf("--output: %w", err)
-	case !data && !slices.Contains(forms, format):
-		return fmt.Errorf("--output: %q is unknown: want %s, %s", format, strings.Join(forms, ", "), document.DataForms)
-	}
-	return nil
-}
-
 // invalidValueText describes why a flag's value is invalid and which values it accepts.
 func invalidValueText(e *pflag.InvalidValueError) string {
 	switch e.GetFlag().Value.Type() {

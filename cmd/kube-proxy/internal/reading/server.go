@@ -37,6 +37,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/statusview"
+	"kubeproxy/common/terminal"
 	"kubeproxy/common/trafficview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -158,7 +159,7 @@ func (t *Top) check() error {
 	case t.limit < 0:
 		return fmt.Errorf("--limit: %d is too small: want 0 or more", t.limit)
 	}
-	return cli.CheckOutput(t.format, asTable)
+	return document.CheckOutput(t.format, asTable)
 }
 
 // Run asks, and writes answers to out, with --watch until ctx ends, which is no error.
@@ -171,8 +172,8 @@ func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
 		return err
 	}
 	t.Query.Timeout = t.Server.Timeout
-	endNotice := sync.OnceFunc(cli.NoticeIfSlow(notices, "kube-proxy: taking two readings of what Services carry ..."))
-	pages := &cli.Pages{To: out}
+	endNotice := sync.OnceFunc(terminal.NoticeIfSlow(notices, "kube-proxy: taking two readings of what Services carry ..."))
+	pages := &terminal.Pages{To: out}
 	err = t.Query.Follow(ctx, func(a *trafficview.Answer) (bool, error) {
 		endNotice()
 		return t.watch, t.show(a, pages)
@@ -184,12 +185,12 @@ func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
 	return err
 }
 
-func (t *Top) show(a *trafficview.Answer, pages *cli.Pages) error {
+func (t *Top) show(a *trafficview.Answer, pages *terminal.Pages) error {
 	if t.format != asTable {
 		return document.WriteData(pages.To, t.format, a)
 	}
 	var page bytes.Buffer
-	if err := (trafficview.View{Limit: t.limit, Colour: cli.Coloured(pages.To), Width: cli.Columns(pages.To)}).Print(&page, a); err != nil {
+	if err := (trafficview.View{Limit: t.limit, Colour: terminal.Coloured(pages.To), Width: terminal.Columns(pages.To)}).Print(&page, a); err != nil {
 		return err
 	}
 	if t.watch {

@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/statusview"
+	"kubeproxy/common/terminal"
 )
 
 // Status asks a running proxy for its state.
@@ -38,7 +38,7 @@ func (s *Status) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&s.order, "sort", string(statusview.ByName), "`ORDER` of Services: name, state with the worst first, endpoints with the fewest first, or since with the latest change first")
 	fs.BoolVar(&s.Query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
 	fs.StringVar(&s.until, "wait", "", "wait, up to --timeout, until a `CONDITION` is true: ok for exit code 0, programmed for all selected Services in force, or answers")
-	fs.Lookup("wait").NoOptDefVal = untilOK
+	fs.Lookup("wait").NoOptDefVal = statusview.UntilOK
 	fs.BoolVarP(&s.watch, "watch", "w", false, "go on until an interrupt")
 }
 
@@ -54,12 +54,12 @@ func (s *Status) check() error {
 	switch {
 	case !slices.Contains(statusview.Orders, s.Query.Sort):
 		return fmt.Errorf("--sort: %q is unknown: want name, state, endpoints or since", s.order)
-	case s.until != "" && !slices.Contains([]string{untilOK, untilProgrammed, untilAnswers}, s.until):
+	case s.until != "" && !slices.Contains(statusview.Conditions, s.until):
 		return fmt.Errorf("--wait: %q is unknown: want ok, programmed or answers", s.until)
 	case s.until != "" && s.watch:
 		return errors.New("--wait ends by itself, and --watch does not: want one of them")
 	}
-	return cli.CheckOutput(s.format, string(statusview.Table), string(statusview.Wide), string(statusview.Name))
+	return document.CheckOutput(s.format, string(statusview.Table), string(statusview.Wide), string(statusview.Name))
 }
 
 // Run asks, and writes the answer to out. With --watch it goes on until ctx ends, which is no
@@ -72,7 +72,7 @@ func (s *Status) Run(ctx context.Context, out, notices io.Writer) (code int, err
 	if err != nil {
 		return statusview.ExitUnreachable, err
 	}
-	view := statusview.View{Format: statusview.Format(s.format), Full: s.Query.Name != "", Colour: cli.Coloured(out), Width: cli.Columns(out), Now: time.Now()}
+	view := statusview.View{Format: statusview.Format(s.format), Full: s.Query.Name != "", Colour: terminal.Coloured(out), Width: terminal.Columns(out), Now: time.Now()}
 	if s.watch {
 		err := (&statusview.Watch{Query: &s.Query, View: view, Timeout: s.Server.Timeout}).Run(ctx, out)
 		if err != nil {
@@ -82,7 +82,7 @@ func (s *Status) Run(ctx context.Context, out, notices io.Writer) (code int, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Server.Timeout)
 	defer cancel()
-	stopNotice := cli.NoticeIfSlow(notices, "kube-proxy: still asking "+s.Query.Server+" ...")
+	stopNotice := terminal.NoticeIfSlow(notices, "kube-proxy: still asking "+s.Query.Server+" ...")
 	answer, err := s.ask(ctx)
 	stopNotice()
 	code = statusview.ExitCode(answer, err)
@@ -96,18 +96,11 @@ func (s *Status) Run(ctx context.Context, out, notices io.Writer) (code int, err
 	switch {
 	case s.until == "":
 		return code, nil
-	case s.met(answer):
+	case answer.Meets(s.until):
 		return 0, nil
 	}
 	return max(code, statusview.ExitNotOK), fmt.Errorf("--wait: the condition %s is not true after %s", s.until, s.Server.Timeout)
 }
-
-// The conditions of --wait.
-const (
-	untilOK         = "ok"
-	untilProgrammed = "programmed"
-	untilAnswers    = "answers"
-)
 
 // waitPause is the time between two questions of --wait.
 const waitPause = time.Second
@@ -115,24 +108,11 @@ const waitPause = time.Second
 // ask returns an answer, with --wait the first that meets the condition, or the last in time.
 func (s *Status) ask(ctx context.Context) (*statusview.Answer, error) {
 	last, err := s.Query.Ask(ctx)
-	for s.until != "" && !s.met(last) && reconcile.Pause(ctx, waitPause) {
+	for s.until != "" && !last.Meets(s.until) && reconcile.Pause(ctx, waitPause) {
 		now, nowErr := s.Query.Ask(ctx)
 		if nowErr == nil || ctx.Err() == nil { // what the end of the time interrupts says nothing
 			last, err = now, nowErr
 		}
 	}
 	return last, err
-}
-
-// met reports whether an answer meets the condition of --wait. nil is no answer.
-func (s *Status) met(a *statusview.Answer) bool {
-	switch {
-	case a == nil:
-		return false
-	case s.until == untilOK:
-		return a.OK
-	case s.until == untilProgrammed:
-		return a.Summary.Services > 0 && a.Summary.NotProgrammed == 0
-	}
-	return true
 }

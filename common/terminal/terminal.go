@@ -1,14 +1,15 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cli
+// Package terminal knows who reads what a command writes: how wide the terminal is, whether it
+// shows colours, and that somebody waits.
+package terminal
 
 import (
 	"bytes"
 	"fmt"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"time"
 
@@ -62,7 +63,7 @@ func takesCodes(w io.Writer) bool {
 		return false
 	}
 	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
-	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
+	if os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
 		return false
 	}
 	return Attached(f)
