@@ -249,6 +249,7 @@ var faults = []fault{
 		},
 	},
 	{node: "waiting", alerts: []string{"ServiceProxyStandby", "ServiceProxyCondition"}, begin: replace},
+	{node: "bereft", alerts: []string{"ServiceProxyOrphansEnd"}, begin: bereave},
 	{node: "besieged", alerts: []string{"ServiceProxyServicesUnserved", "ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
 }
 
@@ -374,6 +375,22 @@ func deafen(t *testing.T, s *site, n *node) func() {
 	}
 }
 
+// bereave keeps connections to Service leader open, whose endpoint changes, until they end.
+func bereave(t *testing.T, _ *site, n *node) func() {
+	return repeat(t, 300*time.Millisecond, func(ctx context.Context, _ int) error {
+		c, err := n.Dial(ctx, "tcp", "10.96.0.24:80")
+		if err != nil {
+			return nil // it comes with the next change
+		}
+		context.AfterFunc(ctx, func() { _ = c.Close() })
+		go func() {
+			_, _ = c.Read(make([]byte, 1))
+			_ = c.Close()
+		}()
+		return nil
+	})
+}
+
 // startLimited starts the proxy in mode userspace with few open files.
 func startLimited(t *testing.T, s *site, n *node) {
 	s.start(t, n, []string{"prlimit", "--nofile=256:256", "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"}, "--proxy-mode=userspace")
@@ -402,11 +419,14 @@ const target = 8080 // where pods serve
 var webAddr = netip.MustParseAddrPort("10.96.0.20:80")
 
 // objects returns the cluster after its change i: Nodes; Services web, whose endpoints
-// change, and chat; Service empty, which has no endpoints.
+// change, and chat; leader, whose one endpoint does; Service empty, which has no endpoints.
 func (s *site) objects(i int) []metav1.Object {
+	at, leader := i/4%2, newService("leader", "10.96.0.24", corev1.ProtocolTCP)
+	leader.Annotations = map[string]string{"kubeproxy.io/close-connections": "left"}
 	all := []metav1.Object{
 		newService("web", webAddr.Addr().String(), corev1.ProtocolTCP), newSlice("web", i, corev1.ProtocolTCP, s.webs()[:1+i%2]...),
 		newService("chat", "10.96.0.22", corev1.ProtocolTCP), newSlice("chat", i, corev1.ProtocolTCP, s.webs()...),
+		leader, newSlice("leader", i, corev1.ProtocolTCP, s.webs()[at:at+1]...),
 		newService("empty", "10.96.0.23", corev1.ProtocolTCP),
 	}
 	for _, n := range s.nodes {
