@@ -88,7 +88,7 @@ func accelerate(ctx context.Context, s mode.Setup, b *mode.Backend) {
 	o.Connections = trackedConnections
 	o.Watcher = &socketlb.Watcher{
 		Observe: func(e silence.Evidence) { s.Silent().Observe(e) }, Silent: func() map[service.Address]silence.Record { return s.Silent().Records() },
-		Draws: s.Draws, Drawn: s.Drawn, Flows: conntrack.Netlink{}, Table: nftables.RedrawPlace(b.Family, c.ProxyName), Log: klog.FromContext(ctx),
+		Draws: s.Draws, Drawn: s.Drawn, Late: func(a service.Address) bool { return s.Silent().Late(a) }, Flows: conntrack.Netlink{}, Table: nftables.RedrawPlace(b.Family, c.ProxyName), Log: klog.FromContext(ctx),
 	}
 	layer := socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)
 	b.Backend = reconcile.Both(b.Backend, layer)

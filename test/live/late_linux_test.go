@@ -4,6 +4,7 @@
 package live
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -25,13 +26,15 @@ func TestLateAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		mode, setting string
 		late          time.Duration
+		accelerated   bool
 	}{
-		{faultModes[0], "on", 1500 * time.Millisecond}, {faultModes[0], "off", 700 * time.Millisecond}, {faultModes[1], "on", 1500 * time.Millisecond},
+		{faultModes[0], "on", 1500 * time.Millisecond, false}, {faultModes[0], "off", 700 * time.Millisecond, false}, {faultModes[1], "on", 1500 * time.Millisecond, false},
+		{faultModes[0], "on", 1500 * time.Millisecond, true},
 	} {
-		t.Run(tc.mode+" "+tc.setting, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s accelerated=%t", tc.mode, tc.setting, tc.accelerated), func(t *testing.T) {
 			t.Parallel()
 			m := modeNamed(tc.mode)
-			m.plain = true // accelerated sockets do not pass rules
+			m.plain, m.accelerated = !tc.accelerated, tc.accelerated
 			m.flags = append(slices.Clip(m.flags), "--silent-endpoints="+tc.setting)
 			lateAnswers(t, m, tc.late, tc.setting == "on")
 		})

@@ -7,6 +7,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -27,6 +28,8 @@ type Watcher struct {
 	Observe func(silence.Evidence)
 	// Silent returns the endpoints that do not answer anybody.
 	Silent func() map[service.Address]silence.Record
+	// Late reports whether answers of an endpoint may be late.
+	Late func(service.Address) bool
 	// Flows is connection tracking.
 	Flows Flows
 	// Draws reports whether they get another endpoint. Drawn gets the one that one of them had.
@@ -36,6 +39,7 @@ type Watcher struct {
 	Table Table
 	Log   klog.Logger
 
+	mu      sync.Mutex
 	known   *service.Snapshot
 	ports   map[netip.AddrPort]*service.Port // of known, by frontend
 	told    map[attempt]bool
@@ -69,6 +73,8 @@ const (
 	// after a second or more. A packet may be lost without a fault of the endpoint.
 	settle = 300 * time.Millisecond
 	stale  = time.Second
+	// dialled is how long it takes then until dials tell whether its answers are late.
+	dialled = 400 * time.Millisecond
 	// perSecond bounds the work for sockets that repeat packets.
 	perSecond = 500
 	// idleTime is how long the Table stays unused. All its rules have expired then.
@@ -87,6 +93,8 @@ func (b *Backend) watchRepeats(ctx context.Context, _ func()) error {
 		return nil
 	}
 	idle := func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.forget()
 		if err := w.Table.Remove(context.WithoutCancel(ctx)); err != nil {
 			w.Log.V(1).Info("Rules of single connections are not removed", "family", b.family.String(), "reason", err.Error())
@@ -108,6 +116,8 @@ func (w *Watcher) forget() {
 
 // repeated gives a connection another endpoint if it got no answer.
 func (w *Watcher) repeated(ctx context.Context, s *service.Snapshot, f service.Family, r repeat) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if s == nil { // another process programs
 		return
 	}
@@ -115,9 +125,9 @@ func (w *Watcher) repeated(ctx context.Context, s *service.Snapshot, f service.F
 	if p == nil {
 		return
 	}
-	flow, found, err := w.Flows.Find(ctx, service.TCP, r.from, r.to)
-	if err != nil || !found || !flow.Opening() {
-		return // it was answered, or is not translated on this node
+	flow, waits := w.waiting(ctx, r)
+	if !waits {
+		return
 	}
 	tried := attempt{r.from, flow.ReplySrc}
 	endpoint := service.AddressOf(service.TCP, tried.endpoint)
@@ -125,20 +135,39 @@ func (w *Watcher) repeated(ctx context.Context, s *service.Snapshot, f service.F
 		w.forget()
 	}
 	w.accused[tried.endpoint] = time.Now()
-	if !w.told[tried] {
+	again := w.told[tried]
+	if !again {
 		w.told[tried] = true
 		w.Observe(silence.Evidence{Endpoint: endpoint, Port: p.Name, Client: r.from.Addr(), At: time.Now(), Kind: silence.Unanswered})
 	}
+	time.AfterFunc(dialled, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if again || !w.Late(endpoint) { // else it has until the next repetition
+			w.lead(ctx, p, r, tried)
+		}
+	})
+}
+
+// waiting returns the entry of a connection that is translated on this node and got no answer.
+func (w *Watcher) waiting(ctx context.Context, r repeat) (conntrack.Flow, bool) {
+	flow, found, err := w.Flows.Find(ctx, service.TCP, r.from, r.to)
+	return flow, err == nil && found && flow.Opening()
+}
+
+// lead leads a connection that still waits for what it tried to another endpoint.
+func (w *Watcher) lead(ctx context.Context, p *service.Port, r repeat, tried attempt) {
 	to, ok := w.choose(p.Endpoints(service.ClusterIP), tried)
-	if !ok || !w.Draws() {
+	flow, waits := w.waiting(ctx, r)
+	if !ok || ctx.Err() != nil || !waits || flow.ReplySrc != tried.endpoint || !w.Draws() {
 		return
 	}
-	n := 0
-	if err = w.Table.Lead(r.from, r.to, to); err == nil {
+	n, err := 0, w.Table.Lead(r.from, r.to, to)
+	if err == nil {
 		n, err = w.Flows.Delete(ctx, []conntrack.Flow{flow})
 	}
 	if n > 0 {
-		w.Drawn(endpoint)
+		w.Drawn(service.AddressOf(service.TCP, tried.endpoint))
 	}
 	if err != nil {
 		w.Log.V(1).Info("A connection keeps an endpoint that does not answer", "endpoint", tried.endpoint.String(), "reason", err.Error())

@@ -72,6 +72,7 @@ type drawCase struct {
 	answered  bool
 	untracked bool
 	once      bool
+	late      bool
 	full      bool
 	want      string // where it is led, nowhere if it is empty
 	told      bool
@@ -94,8 +95,9 @@ func TestSecondDraw(t *testing.T) {
 		"the frontend is gone":            {endpoints: []string{drawA, drawB}, frontend: "10.96.0.2:80"},
 		"it is off":                       {endpoints: []string{drawA, drawB}, once: true, told: true},
 		"the table is full":               {endpoints: []string{drawA, drawB}, full: true, told: true},
+		"its answers are late":            {endpoints: []string{drawA, drawB}, late: true, want: drawB, told: true},
 	} {
-		t.Run(situation, test.run)
+		t.Run(situation, func(t *testing.T) { synctest.Test(t, test.run) })
 	}
 }
 
@@ -124,15 +126,21 @@ func (test drawCase) run(t *testing.T) {
 			return all
 		},
 		Draws: func() bool { return !test.once }, Drawn: func(a service.Address) { drawn = append(drawn, a) },
-		Flows: k, Table: k, Log: klog.Background(),
+		Late: func(service.Address) bool { return test.late }, Flows: k, Table: k, Log: klog.Background(),
 	}
 	w.forget()
 	for _, e := range test.accused {
 		w.accused[at(e)] = time.Now()
 	}
 	s := snapshot(append([]string{drawFrontend}, test.endpoints...))
-	for range 2 { // the connection repeats it again
+	var after []int // entries that were deleted
+	for range 2 {   // the connection repeats it again
 		w.repeated(t.Context(), s, service.IPv4, r)
+		w.mu.Lock()
+		after = append(after, k.deleted) // no dial can have told of it yet
+		w.mu.Unlock()
+		time.Sleep(dialled)
+		synctest.Wait()
 	}
 	var want []silence.Evidence
 	endpoint := service.AddressOf(service.TCP, now)
@@ -148,9 +156,12 @@ func (test drawCase) run(t *testing.T) {
 			"led to %s, %d entries deleted, %v counted", k.led, k.deleted, drawn)
 		return
 	}
-	if k.led.String() != test.want || k.deleted != 2 || !slices.Equal(drawn, []service.Address{endpoint, endpoint}) {
-		t.Errorf("led to %s, want %s; %d entries deleted, %v counted", k.led, test.want, k.deleted, drawn)
+	first := 1
+	if test.late {
+		first = 0
 	}
+	kit.Check(t, k.led.String() == test.want && slices.Equal(append(after, k.deleted), []int{0, first, first + 1}) && slices.Equal(drawn, slices.Repeat([]service.Address{endpoint}, first+1)),
+		"led to %s, want %s; %d and then %d entries deleted, %v counted", k.led, test.want, after, k.deleted, drawn)
 }
 
 // TestAccusedForAWhile has an endpoint that did not answer once be as good as others later, and
