@@ -487,7 +487,7 @@ var rooms = []struct {
 	files, lines int
 }{
 	{"cmd/kube-proxy/", 15, 2000},
-	{"cmd/kubectl-svcproxy/", 5, 1200},
+	{"cmd/kubectl-svcproxy/", 5, 1300},
 	{"cmd/kube-proxy/internal/agent/", 25, 0},
 	{"cmd/kube-proxy/internal/examine/", 25, 0},
 	{"cmd/kube-proxy/internal/host/", 25, 0},

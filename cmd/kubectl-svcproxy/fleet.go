@@ -4,6 +4,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,16 +13,20 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"kubeproxy/common/doctor"
 	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/terminal"
+	"kubeproxy/common/trafficview"
 )
 
 // result is what -o json has of a node. New versions may add fields, but must not rename or remove any.
@@ -43,8 +49,10 @@ type results struct {
 const (
 	// atOnce is how many nodes are asked at the same time. Each takes a process of kubectl.
 	atOnce = 16
-	// nodeTime is how long a node may take beside what the command line gives it.
+	// nodeTime is how long a node may take beside what the command line gives it, longTime with
+	// many checks.
 	nodeTime = time.Minute
+	longTime = 10 * time.Minute
 	// mostAnswer bounds what a node answers.
 	mostAnswer = 64 << 20
 	// mostQuiet is how many nodes are asked without progress.
@@ -57,35 +65,43 @@ type fleet struct {
 	targets  []target
 	problems io.Writer
 	progress io.Writer // nil for none
-	results  results
+	// format is the value of --output, and args are the other arguments of the command.
+	format  string
+	args    []string
+	results results
 }
 
 // all runs the command on every node, and prints what they answer together.
 func (p *plugin) all(ctx context.Context, out, problems io.Writer) (int, error) {
 	f := &fleet{plugin: p, problems: problems}
+	f.format, f.args = option(p.command[1:], "--output", "-o")
 	if terminal.Attached(os.Stderr) {
 		f.progress = problems
 	}
-	return f.status(ctx, out)
+	return fleets[p.command[0]](f, ctx, out)
 }
 
-// readNodes asks all nodes, with arguments for each. check returns why an answer cannot be used.
-func (f *fleet) readNodes(ctx context.Context, args []string, check func(*result) error) error {
+// fleets are the commands that run on many nodes.
+var fleets = map[string]func(*fleet, context.Context, io.Writer) (int, error){
+	"status": (*fleet).status, "doctor": (*fleet).doctor, "top": (*fleet).top, "support-dump": (*fleet).dump,
+}
+
+// readNodes asks all nodes, with arguments for each. take gets each answer, and returns why it
+// cannot be used.
+func (f *fleet) readNodes(ctx context.Context, args []string, take func(*result) error) error {
 	var err error
 	if f.targets, err = f.plugin.targets(f.problems); err != nil {
 		return err
 	}
-	f.results = results{OK: true, Nodes: make([]result, len(f.targets))}
-	f.each(func(i int) {
-		r := f.readNode(ctx, &f.targets[i], args)
+	f.results = results{Nodes: make([]result, len(f.targets))}
+	f.each(func(i int) { f.results.Nodes[i] = *f.readNode(ctx, &f.targets[i], args) })
+	for i := range f.results.Nodes {
+		r := &f.results.Nodes[i]
 		if r.Error == "" {
-			if err := check(r); err != nil {
-				r.Answer, r.Error, r.ExitCode = nil, err.Error(), exitFailed
+			if err := take(r); err != nil {
+				*r = result{Node: r.Node, Pod: r.Pod, ExitCode: exitFailed, Error: err.Error()}
 			}
 		}
-		f.results.Nodes[i] = *r
-	})
-	for _, r := range f.results.Nodes {
 		f.results.ExitCode = max(f.results.ExitCode, r.ExitCode)
 	}
 	f.results.OK = f.results.ExitCode == 0
@@ -152,9 +168,12 @@ func (f *fleet) readNode(ctx context.Context, t *target, args []string) *result 
 	return r
 }
 
-// timeOf is how long a node may take: nodeTime, and all times that its arguments have.
+// timeOf is how long a node may take: what the command needs, and all times that its arguments have.
 func timeOf(args []string) time.Duration {
 	all := nodeTime
+	if args[0] == "doctor" || args[0] == "support-dump" {
+		all = longTime
+	}
 	for _, a := range args {
 		if d, err := time.ParseDuration(a[strings.IndexByte(a, '=')+1:]); err == nil && d > 0 {
 			all += d
@@ -278,11 +297,8 @@ const pause = 2 * time.Second
 
 // status prints a line for each node.
 func (f *fleet) status(ctx context.Context, out io.Writer) (int, error) {
-	format, args := option(f.command[1:], "--output", "-o")
+	format, args := cmp.Or(f.format, string(statusview.Table)), f.args
 	view := statusview.View{Format: statusview.Format(format), Full: namesService(args), Colour: terminal.Coloured(out), Width: terminal.Columns(out)}
-	if format == "" {
-		view.Format = statusview.Table
-	}
 	view.Failing, args = given(args, "--failing")
 	watch, args := given(args, "--watch", "-w")
 	forOK, args := given(args, "--wait")
@@ -294,7 +310,7 @@ func (f *fleet) status(ctx context.Context, out io.Writer) (int, error) {
 	if text, _ := option(args, "--timeout", ""); text != "" {
 		limit, _ = time.ParseDuration(text) // the nodes say what is wrong with it
 	}
-	switch err := document.CheckOutput(string(view.Format), string(statusview.Table), string(statusview.Wide), string(statusview.Name)); {
+	switch err := document.CheckOutput(format, string(statusview.Table), string(statusview.Wide), string(statusview.Name)); {
 	case err != nil:
 		return 0, err
 	case watch:
@@ -330,21 +346,160 @@ func (f *fleet) status(ctx context.Context, out io.Writer) (int, error) {
 }
 
 // readStatus asks all nodes for their state.
-func (f *fleet) readStatus(ctx context.Context, args []string) ([]statusview.NodeAnswer, error) {
-	err := f.readNodes(ctx, args, func(r *result) error {
+func (f *fleet) readStatus(ctx context.Context, args []string) (all []statusview.NodeAnswer, err error) {
+	answers := map[string]*statusview.Answer{}
+	err = f.readNodes(ctx, args, func(r *result) error {
 		a, err := statusview.ParseAnswer(r.Answer)
 		if err == nil && !a.OK { // whatever its exit code says
 			r.ExitCode = max(r.ExitCode, statusview.ExitNotOK)
 		}
+		answers[r.Node] = a
 		return err
 	})
-	var all []statusview.NodeAnswer
 	for _, r := range f.results.Nodes {
-		a := statusview.NodeAnswer{Node: r.Node, Pod: r.Pod, Error: r.Error, Code: r.ExitCode}
-		if r.Error == "" {
-			a.Answer, _ = statusview.ParseAnswer(r.Answer) // it was read before
-		}
-		all = append(all, a)
+		all = append(all, statusview.NodeAnswer{Node: r.Node, Pod: r.Pod, Answer: answers[r.Node], Error: r.Error, Code: r.ExitCode})
 	}
 	return all, err
+}
+
+// doctor prints what is found, equal findings of nodes once.
+func (f *fleet) doctor(ctx context.Context, out io.Writer) (int, error) {
+	all, _ := given(f.args, "--all")
+	var reports []*doctor.Report
+	return f.merged(ctx, out, func(r *result) error {
+		x := &doctor.Report{}
+		if err := json.Unmarshal(r.Answer, x); err != nil || x.Checks == nil {
+			return errors.New("it answers something else than the findings of a node")
+		}
+		x.Node = r.Node // whatever it says
+		r.ExitCode = max(r.ExitCode, x.ExitCode())
+		reports = append(reports, x)
+		return nil
+	}, func() error {
+		view := doctor.View{Colour: terminal.Coloured(out), Width: terminal.Columns(out), All: all}
+		return view.Text(out, doctor.Merge(reports))
+	})
+}
+
+// top prints what Services carry on all nodes together.
+func (f *fleet) top(ctx context.Context, out io.Writer) (int, error) {
+	if watch, _ := given(f.args, "--watch", "-w"); watch {
+		return 0, errors.New("--watch follows one proxy: want --node NODE with it")
+	}
+	order, _ := option(f.args, "--sort", "")
+	limit := 20
+	if text, _ := option(f.args, "--limit", ""); text != "" {
+		limit, _ = strconv.Atoi(text) // the nodes say what is wrong with it
+	}
+	var answers []*trafficview.Answer
+	return f.merged(ctx, out, func(r *result) error {
+		x := &trafficview.Answer{}
+		if err := json.Unmarshal(r.Answer, x); err != nil || x.Time.IsZero() {
+			return errors.New("it answers something else than what Services carry")
+		}
+		x.Node = r.Node
+		answers = append(answers, x)
+		return nil
+	}, func() error {
+		view := trafficview.View{Limit: limit, Colour: terminal.Coloured(out), Width: terminal.Columns(out)}
+		return view.PrintNodes(out, answers, trafficview.Order(order))
+	})
+}
+
+// merged asks all nodes, and prints the answers that take keeps, and why there are no others.
+func (f *fleet) merged(ctx context.Context, out io.Writer, take func(*result) error, text func() error) (int, error) {
+	if err := document.CheckOutput(cmp.Or(f.format, "text"), "text", string(statusview.Table)); err != nil {
+		return 0, err
+	}
+	if err := f.readNodes(ctx, append([]string{f.command[0], "--output=json"}, f.args...), take); err != nil {
+		return 0, err
+	}
+	if is, _ := document.IsData(f.format); is {
+		return f.results.ExitCode, document.WriteData(out, f.format, f.results)
+	}
+	if slices.ContainsFunc(f.results.Nodes, func(r result) bool { return r.Error == "" }) {
+		if err := text(); err != nil {
+			return 0, err
+		}
+	}
+	return f.results.ExitCode, f.silent(out)
+}
+
+// silent names the nodes that gave no answer.
+func (f *fleet) silent(out io.Writer) error {
+	t := &document.Table{Head: "NO ANSWER|WHY", Width: terminal.Columns(out), Colours: terminal.Coloured(out)}
+	for _, r := range f.results.Nodes {
+		if r.Error != "" {
+			t.Rows = append(t.Rows, []document.Cell{{Text: printable.Text(r.Node), Colour: document.Red}, document.Plain(printable.Text(r.Error))})
+		}
+	}
+	if t.Rows == nil {
+		return nil
+	}
+	b := bytes.NewBufferString("\n")
+	t.Write(b)
+	_, err := out.Write(b.Bytes())
+	return err
+}
+
+// dump writes an archive for each node.
+func (f *fleet) dump(ctx context.Context, out io.Writer) (int, error) {
+	name, args := f.archiveName()
+	if name == "" {
+		return 0, errors.New("support-dump -: the archives of many nodes: want a FILE, or --node NODE")
+	}
+	var err error
+	if f.targets, err = f.plugin.targets(f.problems); err != nil {
+		return 0, err
+	}
+	f.results.Nodes = make([]result, len(f.targets))
+	base, ending := name, ""
+	if i := strings.Index(filepath.Base(name), "."); i > 0 {
+		base, ending = name[:len(name)-len(filepath.Base(name))+i], filepath.Base(name)[i:]
+	}
+	f.each(func(i int) {
+		t := &f.targets[i]
+		r := &f.results.Nodes[i]
+		*r = result{Node: t.node, ExitCode: exitFailed, Error: t.why}
+		if t.pod != nil {
+			r.ExitCode, r.Error = f.dumpNode(ctx, t, base+"-"+t.node+ending, args)
+		}
+	})
+	for i, r := range f.results.Nodes {
+		if path := base + "-" + f.targets[i].node + ending; r.Error == "" {
+			fmt.Fprintln(out, printable.Text(path))
+		}
+		f.results.ExitCode = max(f.results.ExitCode, r.ExitCode)
+	}
+	return f.results.ExitCode, f.silent(out)
+}
+
+// dumpNode writes the archive of a node. Without an error it is whole.
+func (f *fleet) dumpNode(ctx context.Context, t *target, path string, args []string) (code int, why string) {
+	if !filepath.IsLocal(t.node) || strings.ContainsAny(t.node, `/\`) {
+		return exitFailed, "its name is no part of a file name"
+	}
+	cmd, err := f.exec(t.pod, args, nil, nil)
+	if err != nil {
+		return exitFailed, err.Error()
+	}
+	file, err := create(path)
+	if err != nil {
+		return exitFailed, err.Error()
+	}
+	problems := &bounded{most: 1 << 16}
+	err = runFor(ctx, cmd, timeOf(args), file, problems)
+	size, closeErr := file.Seek(0, io.SeekCurrent)
+	closeErr = errors.Join(closeErr, file.Close())
+	ended, whole := errors.AsType[*exec.ExitError](err)
+	switch whole = err == nil || whole && ended.ExitCode() == 1; {
+	case closeErr != nil:
+		err = closeErr
+	case whole && size > 0 && err != nil:
+		return 1, "" // a part is not in it
+	case whole && size > 0:
+		return 0, ""
+	}
+	_ = os.Remove(path) // what is not whole misleads
+	return exitFailed, lastLine(problems.text, fmt.Sprint(cmp.Or(err, errors.New("the archive is empty"))))
 }

@@ -236,7 +236,7 @@ func TestSlowNode(t *testing.T) {
 		_, code, why := read(out.text, nil, err)
 		kit.Check(t, code == 2 && why == want, "%s: %d %q, want %q", pod, code, why, want)
 	}
-	for line, want := range map[string]time.Duration{"": nodeTime, "status --timeout 5m": 6 * time.Minute, "top --interval=10s --timeout=0": 70 * time.Second} {
+	for line, want := range map[string]time.Duration{"status": nodeTime, "doctor -o json": longTime, "status --timeout 5m": 6 * time.Minute, "top --interval=10s --timeout=0": 70 * time.Second} {
 		is := timeOf(strings.Fields(line))
 		kit.Check(t, is == want, "%q: %s, want %s", line, is, want)
 	}
@@ -252,4 +252,68 @@ func TestProgress(t *testing.T) {
 			kit.Check(t, progress.String() == want, "%d nodes: %q, want %q", n, &progress, want)
 		}
 	})
+}
+
+func passes(state, note string) string {
+	return fmt.Sprintf(`{"name":"settings","state":%q,"note":%q}`, state, note)
+}
+
+// TestDoctorOfAllNodes has equal findings once, the worst and most frequent first.
+func TestDoctorOfAllNodes(t *testing.T) {
+	report := func(check, findings string) string {
+		return `{"node":"x","system":"linux","modes":["nftables"],"proxy":"kube-proxy v1","checks":[` + check + `],"findings":[` + findings + `]}`
+	}
+	found := func(id, severity, subject, what string) string {
+		return fmt.Sprintf(`{"id":%q,"severity":%q,"subject":%q,"what":%q,"why":"a reason of another version"}`, id, severity, subject, what)
+	}
+	sick := runs(report(passes("found", ""), found("setting", "risk", "a", "a is 1")+","+found("newer", "risk", "", "new")))
+	worse := runs(report(passes("failed", "no rights"), found("setting", "risk", "a", "a is 2")+","+found("ip-forward", "blocks", "", "off")))
+	sick.Exit, worse.Exit = 1, 2
+	plugin, asked := cluster(t, runs(report(passes("ok", "all"), "")), sick, worse, runs("{}"), node{State: "Ready"})
+	code, out, problems := plugin("doctor", "--all")
+	for _, want := range []string{
+		"node     all 3 nodes, linux, mode nftables", "failed   settings  1 of 3 nodes (node-2): no rights",
+		"1. BLOCKS  ip-forward", "1 of 3 nodes (node-2): off", "2. RISK  setting", "2 of 3 nodes (node-1, node-2): on node-1, a is 1",
+		"3. RISK  newer", "advice   a reason of another version", "3 findings, 1 of 1 checks could not look",
+		"node-3     it answers something else than the findings of a node", "node-4     no pod of the proxy runs there",
+	} {
+		kit.Check(t, strings.Contains(out, want), "want %q", want)
+	}
+	kit.Check(t, code == 2 && !t.Failed(), "exit %d\n%s%s", code, problems, out)
+	kit.Check(t, strings.HasSuffix(asked(0), "-- kube-proxy doctor --output=json --all"), "node-0 was asked: %s", asked(0))
+	code, out, problems = plugin("doctor", "-o", "jsonpath={.nodes[1].answer.findings[*].id}")
+	kit.Check(t, code == 2 && out == "setting newer", "as data: exit %d, %s%s", code, out, problems)
+}
+
+// TestTopOfAllNodes adds up what nodes carry, also where one has just begun to count.
+func TestTopOfAllNodes(t *testing.T) {
+	carries := func(n int, rate string) string {
+		return fmt.Sprintf(`{"mode":"nftables","time":"2026-01-02T03:04:05Z","since":"2026-01-02T03:00:00Z",
+			"services":[{"namespace":"shop","name":"web","connections":%d%s}],"total":{"connections":%[1]d}}`, n, rate)
+	}
+	rated := func(n int, rate string) node {
+		return runs(strings.Replace(carries(n, `,"perSecond":{"connections":`+rate+`}`), `"services"`, `"seconds":2,"services"`, 1))
+	}
+	plugin, _ := cluster(t, rated(4, "2.5"), runs(carries(37, "")), runs("{}"), rated(1, "1.5"))
+	code, out, problems := plugin("top", "--sort=connections")
+	want := "SERVICE   CONN/S  CONNECTIONS\nshop/web     4.0           42\n\nNODE    CONN/S  CONNECTIONS\nnode-1     0.0           37\nnode-0     0.0            4\nnode-3     0.0            1\n\nNO ANSWER  WHY\nnode-2     it answers something else than what Services carry\n"
+	kit.Check(t, code == 2 && strings.HasPrefix(out, "Node node-0, node-1, node-3, mode nftables: new connections") && strings.HasSuffix(out, want), "exit %d\n%s%s", code, out, problems)
+}
+
+// TestArchives has one for each node. What is not whole is removed.
+func TestArchives(t *testing.T) {
+	part, none := runs("archive"), node{"Ready", "Running", 2, "arch", "kube-proxy: no rights\n", 0, nil, ""}
+	part.Exit = 1
+	plugin, asked := cluster(t, runs("archive"), part, none, node{State: "Ready"})
+	t.Chdir(t.TempDir())
+	kit.Must(t, os.Mkdir("a.b", 0o700))
+	code, out, problems := plugin("support-dump", "a.b/dump.tar.gz")
+	want := "a.b/dump-node-0.tar.gz\na.b/dump-node-1.tar.gz\n\nNO ANSWER  WHY\nnode-2     kube-proxy: no rights\nnode-3     no pod of the proxy runs there\n"
+	kit.Check(t, code == 2 && out == want, "exit %d\n%s%s", code, out, problems)
+	names, err := filepath.Glob("a.b/*")
+	kit.Check(t, err == nil && len(names) == 2 && strings.HasSuffix(asked(0), "-- kube-proxy support-dump -"), "%v, %q, %s", err, names, asked(0))
+	code, out, _ = plugin("support-dump", "a.b/dump.tar.gz", "--nodes", "pool=blue")
+	kit.Check(t, code == 2 && strings.Contains(out, "file exists"), "again: exit %d\n%s", code, out)
+	code, _, problems = plugin("support-dump", "-")
+	kit.Check(t, code == 2 && strings.Contains(problems, "want a FILE, or --node NODE"), "to standard output: exit %d\n%s", code, problems)
 }

@@ -35,18 +35,19 @@ Examples:
   kubectl svcproxy status --node node-a
   kubectl svcproxy explain pod/shop/cart-0 svc/shop/web:http
   kubectl svcproxy top shop/web --watch --node node-a
-  kubectl svcproxy support-dump dump.tar.gz --node node-a
+  kubectl svcproxy support-dump dump.tar.gz --nodes pool=blue
 
 COMMAND is status, top, explain, diff, doctor, support-dump or another command of
 kube-proxy; kubectl svcproxy COMMAND --help --node NODE describes it. diff, doctor,
 explain and support-dump get the flags of the proxy. The archive of support-dump is
 written here and not in the pod.
 
-Without --node, status asks all Nodes, or those with labels, and prints a line for each:
-the worst first, then those whose version or number of endpoints differs from most.
---failing lists these alone. With -o json, an object has each node's answer or error.
-For other commands, the Node is that of the pod in explain pod/NAMESPACE/NAME, or the
-only one that has the proxy.
+Without --node, status, doctor, top and support-dump ask all Nodes, or those with labels.
+status prints a line for each: the worst first, then those whose version or number of
+endpoints differs from most; --failing lists these alone. doctor prints equal findings
+once, top adds up, support-dump writes FILE-NODE for each. With -o json, an object has
+each node's answer or error. For other commands, the Node is that of the pod in explain
+pod/NAMESPACE/NAME, or the only one that has the proxy.
 
 A pod is asked if the labels fit, and a DaemonSet that is there controls it in the same
 namespace, with the network of the node and with the service account and the images of
@@ -241,7 +242,7 @@ func flagsOfPod(asked *pod) []string {
 
 // run runs the command where it belongs, and returns its exit code.
 func (p *plugin) run(ctx context.Context, out, problems io.Writer) (int, error) {
-	if p.command[0] == "status" && p.node == "" && !slices.ContainsFunc(p.command, isHelp) {
+	if fleets[p.command[0]] != nil && p.node == "" && !slices.ContainsFunc(p.command, isHelp) {
 		return p.all(ctx, out, problems)
 	}
 	if p.nodes != "" {
@@ -336,22 +337,39 @@ func flagsFor(command string, c *container, node string) []string {
 // archive returns the file here that takes the archive of support-dump, nil for other
 // commands, and the arguments of the command in the pod.
 func (p *plugin) archive() (*os.File, []string, error) {
-	args := slices.Clone(p.command)
-	last := args[len(args)-1]
-	if args[0] != "support-dump" || last == "-" || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+	if p.command[0] != "support-dump" || slices.ContainsFunc(p.command, isHelp) {
+		return nil, p.command, nil
+	}
+	name, args := p.archiveName()
+	if name == "" {
 		return nil, args, nil
 	}
-	name := last
-	if len(args) == 1 || strings.HasPrefix(last, "-") {
-		name, args = "kube-proxy-support.tar.gz", append(args, "-")
-	} else {
+	file, err := create(name)
+	return file, args, err
+}
+
+// archiveName returns the FILE of support-dump, "" for standard output, and the arguments
+// that have the archive written to standard output in the pod.
+func (p *plugin) archiveName() (string, []string) {
+	args := slices.Clone(p.command)
+	switch last := args[len(args)-1]; {
+	case last == "-":
+		return "", args
+	case len(args) == 1 || strings.HasPrefix(last, "-"):
+		return "kube-proxy-support.tar.gz", append(args, "-")
+	default:
 		args[len(args)-1] = "-"
+		return last, args
 	}
+}
+
+// create makes a file that was not there, for its owner alone.
+func create(name string) (*os.File, error) {
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, nil, fmt.Errorf("write the archive: %w", err)
+		return nil, fmt.Errorf("write the archive: %w", err)
 	}
-	return file, args, nil
+	return file, nil
 }
 
 // keep names the archive, or removes it if it is empty.

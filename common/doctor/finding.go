@@ -55,21 +55,23 @@ type Finding struct {
 // severity returns how much f matters.
 func (f *Finding) severity() Severity { return cmp.Or(f.Severity, topics[f.Topic].severity) }
 
+type findingJSON struct {
+	ID       Topic    `json:"id"`
+	Subject  string   `json:"subject,omitempty"`
+	Mode     string   `json:"mode,omitempty"`
+	Severity Severity `json:"severity"`
+	What     string   `json:"what"`
+	Why      string   `json:"why"`
+	Fix      string   `json:"fix,omitempty"`
+	Advice   string   `json:"advice,omitempty"`
+	Link     string   `json:"link"`
+	Cause    Topic    `json:"cause,omitempty"`
+}
+
 // MarshalJSON implements json.Marshaler. New versions may add fields, but must not rename
 // or remove any.
 func (f Finding) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		ID       Topic    `json:"id"`
-		Subject  string   `json:"subject,omitempty"`
-		Mode     string   `json:"mode,omitempty"`
-		Severity Severity `json:"severity"`
-		What     string   `json:"what"`
-		Why      string   `json:"why"`
-		Fix      string   `json:"fix,omitempty"`
-		Advice   string   `json:"advice,omitempty"`
-		Link     string   `json:"link"`
-		Cause    Topic    `json:"cause,omitempty"`
-	}{f.Topic, f.Subject, f.Mode, f.severity(), f.What, f.Topic.Why(), f.Fix, f.Advice, f.Topic.Link(), f.Cause})
+	return json.Marshal(findingJSON{f.Topic, f.Subject, f.Mode, f.severity(), f.What, f.Topic.Why(), f.Fix, f.Advice, f.Topic.Link(), f.Cause})
 }
 
 // sorted returns findings in the order of printing: those that explain others, those that nothing

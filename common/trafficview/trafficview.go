@@ -270,6 +270,88 @@ func (a *Answer) numbers(last, now traffic.Counts) Numbers {
 	return Numbers{now, &Rate{of(n.Connections), of(n.PacketsIn), of(n.PacketsOut), of(n.BytesIn), of(n.BytesOut)}}
 }
 
+// plus returns what two nodes carry together.
+func (n Numbers) plus(o Numbers) Numbers {
+	n.Counts = n.Plus(o.Counts)
+	if a, b := n.PerSecond, o.PerSecond; a == nil {
+		n.PerSecond = b
+	} else if b != nil {
+		n.PerSecond = &Rate{a.Connections + b.Connections, a.PacketsIn + b.PacketsIn, a.PacketsOut + b.PacketsOut, a.BytesIn + b.BytesIn, a.BytesOut + b.BytesOut}
+	}
+	return n
+}
+
+// PrintNodes writes what several nodes carry together, and then each of them.
+func (v View) PrintNodes(w io.Writer, all []*Answer, order Order) error {
+	if len(all) == 0 {
+		return nil
+	}
+	q := &Query{Sort: order}
+	sum := merge(all)
+	slices.SortStableFunc(sum.Services, func(x, y Service) int { return q.compare(x.Numbers, y.Numbers) })
+	if err := v.Print(w, sum); err != nil {
+		return err
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(x, y *Answer) int { return q.compare(x.Total, y.Total) })
+	t := v.table(sum, "NODE")
+	for _, a := range all[:limited(len(all), v.Limit)] {
+		t.Rows = append(t.Rows, append([]document.Cell{document.Plain(printable.Text(a.Node))}, sum.cells(a.Total)...))
+	}
+	b := bytes.NewBufferString("\n")
+	t.Write(b)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// merge adds up answers. There is at least one.
+func merge(all []*Answer) *Answer {
+	sum := *all[0]
+	sum.Services, sum.Total, sum.Silent, sum.Ended = nil, Numbers{}, nil, nil
+	var nodes []string
+	at := map[[2]string]int{}
+	for _, a := range all {
+		nodes = append(nodes, a.Node)
+		sum.Total, sum.Seconds = sum.Total.plus(a.Total), max(sum.Seconds, a.Seconds)
+		sum.Counted = traffic.Kinds{Packets: sum.Counted.Packets || a.Counted.Packets, Bytes: sum.Counted.Bytes || a.Counted.Bytes}
+		sum.Error = cmp.Or(sum.Error, a.Error)
+		if a.Since.Before(sum.Since) {
+			sum.Since = a.Since
+		}
+		if !strings.Contains(sum.Mode, a.Mode) {
+			sum.Mode += " and " + a.Mode
+		}
+		for _, s := range a.Services {
+			k := [2]string{s.Namespace, s.Name}
+			i, known := at[k]
+			if !known {
+				i, at[k] = len(at), len(at)
+				sum.Services = append(sum.Services, Service{Namespace: s.Namespace, Name: s.Name})
+			}
+			sum.Services[i].add(s)
+		}
+	}
+	const most = 3
+	sum.Node = strings.Join(nodes[:min(most, len(nodes))], ", ")
+	if n := len(nodes) - most; n > 0 {
+		sum.Node += fmt.Sprintf(" and %d more", n)
+	}
+	return &sum
+}
+
+// add adds what another node carries of the same Service.
+func (s *Service) add(o Service) {
+	s.Numbers = s.plus(o.Numbers)
+	for _, e := range o.Endpoints {
+		i := slices.IndexFunc(s.Endpoints, func(x Endpoint) bool { return x.Port == e.Port && x.Protocol == e.Protocol && x.Address == e.Address })
+		if i < 0 {
+			s.Endpoints = append(s.Endpoints, e)
+			continue
+		}
+		s.Endpoints[i].Numbers = s.Endpoints[i].plus(e.Numbers)
+	}
+}
+
 // compare puts the greater one first. Equal ones keep the order of names.
 func (q *Query) compare(x, y Numbers) int {
 	switch q.Sort {
@@ -476,6 +558,9 @@ func (a *Answer) cells(n Numbers) []document.Cell {
 	var all []document.Cell
 	add := func(text string) { all = append(all, document.Cell{Text: text, Right: true}) }
 	r := n.PerSecond
+	if r == nil && a.Seconds > 0 { // one of several nodes has just begun to count
+		r = &Rate{}
+	}
 	if r != nil {
 		add(fraction(r.Connections))
 	}
