@@ -58,9 +58,15 @@ type proxies struct {
 	*netlab.Lab
 	backends map[string]reconcile.Backend
 	family   service.Family
-	webs     []string // the endpoints
-	port     uint16
-	silent   bool // no node answers as a peer
+	ends     []end
+	alter    func(node string, x *service.Port) // changes what a node gets
+	silent   bool                               // no node answers as a peer
+}
+
+// end is an endpoint: a host, on a node.
+type end struct {
+	host, node string
+	port       uint16
 }
 
 var (
@@ -69,12 +75,12 @@ var (
 )
 
 func newProxies(t *testing.T) *proxies {
-	l := netlab.Start(t, netlab.Config{Pods: webs[:1], Remote: webs[1:], Clients: []string{"customer"}, Nodes: []string{"node-c", "node-d"}})
+	l := netlab.Start(t, netlab.Config{Pods: webs[:1], Remote: webs[1:], Clients: []string{"customer", "router"}, Nodes: []string{"node-c", "node-d"}})
 	for _, name := range webs {
 		_, err := l.Host(name).Echo("", 8080)
 		kit.Must(t, err)
 	}
-	return &proxies{Lab: l, backends: map[string]reconcile.Backend{}, webs: webs, port: 8080}
+	return &proxies{Lab: l, backends: map[string]reconcile.Backend{}, ends: []end{{"web-1", "node-a", 8080}, {"web-2", "node-b", 8080}, {"web-3", "node-b", 8080}}}
 }
 
 func (p *proxies) names() []string { return []string{"node-a", "node-b", "node-c", "node-d"} }
@@ -85,21 +91,21 @@ func (p *proxies) snapshot(node string, f service.Family) *service.Snapshot {
 		Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: f, Consistent: service.Consistent{Slots: 211}, Direct: &service.Direct{},
 		Frontends: []service.Frontend{{Kind: service.LoadBalancerIP, Addr: balancer[f], Port: 80}},
 	}
-	for _, name := range p.webs {
-		at := "node-b"
-		if name == "web-1" {
-			at = "node-a"
-		}
-		x.Cluster = append(x.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(p.Host(name).Addr(balancer[f]), p.port), Local: at == node, Remote: at != node})
-		x.Direct.Nodes = append(x.Direct.Nodes, at)
+	for _, e := range p.ends {
+		addr := netip.AddrPortFrom(p.Host(e.host).Addr(balancer[f]), e.port)
+		x.Cluster = append(x.Cluster, service.Endpoint{Addr: addr, Local: e.node == node, Remote: e.node != node})
+		x.Direct.Nodes = append(x.Direct.Nodes, e.node)
+	}
+	if p.alter != nil {
+		p.alter(node, x)
 	}
 	var pods []netip.Prefix
 	for _, s := range []string{"10.244.0.0/16", "fd00:10:244::/48"} {
 		pods = append(pods, netip.MustParsePrefix(s))
 	}
-	y := *x
-	y.Name.Protocol = service.UDP
-	return service.New(1, &service.Node{Name: node, Pods: service.LocalPods{Prefixes: pods}}, []*service.Port{x, &y})
+	y, z := *x, *x
+	y.Name.Protocol, z.Name.Protocol = service.UDP, service.SCTP
+	return service.New(1, &service.Node{Name: node, Pods: service.LocalPods{Prefixes: pods}}, []*service.Port{x, &y, &z})
 }
 
 // run has all nodes follow.
@@ -191,7 +197,7 @@ func TestSizes(t *testing.T) {
 		n, _ := io.CopyN(io.Discard, c, size)
 		_, _ = c.Write(make([]byte, n))
 	})
-	p.port, p.webs = 8081, webs[1:2]
+	p.ends = []end{{"web-2", "node-b", 8081}}
 	for _, f := range service.Families {
 		p.run(t, f)
 		kit.Must(t, p.Host("customer").Lead(p.Host("node-c"), balancer[f]))
@@ -248,7 +254,7 @@ func TestRoads(t *testing.T) {
 }
 
 // TestGoesOn has a Service ask while connections are open that the rules translate. Then all nodes stop to answer,
-// and at last no Service asks.
+// and at last no Service asks, or the command cleanup runs.
 func TestGoesOn(t *testing.T) {
 	p := newProxies(t)
 	c, f := p.Host("customer"), service.IPv4
@@ -288,6 +294,10 @@ func TestGoesOn(t *testing.T) {
 	for _, n := range p.names() {
 		kit.Must(t, p.Host(n).Do(func() error {
 			b := p.backends[n]
+			if n == "node-d" { // as after a crash
+				b = New(f, NewKernel(f, ""), nil)
+				kit.Must(t, b.Cleanup(t.Context()))
+			}
 			plan, err := b.Plan(t.Context(), service.New(1, &service.Node{Name: n}, nil))
 			if err == nil {
 				err = plan.Apply(t.Context()).Err
@@ -308,7 +318,7 @@ func TestGoesOn(t *testing.T) {
 // TestSurvivesIngress moves open connections from one ingress node to another one.
 func TestSurvivesIngress(t *testing.T) {
 	for _, f := range service.Families {
-		for _, proto := range []string{"tcp", "udp"} {
+		for _, proto := range protocols() {
 			t.Run(f.String()+" "+proto, func(t *testing.T) { survive(t, f, proto) })
 		}
 	}
