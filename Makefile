@@ -142,6 +142,9 @@ images   := dist
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
+# The key of minisign that signs a release, none by default. MINISIGN_PASSWORD has its password.
+KEY ?=
+
 # The address at which the source is public, for the labels of the images and the chart.
 SOURCE ?=
 
@@ -184,10 +187,10 @@ man: ## write the man pages to build/.cache/man
 	@echo "== man pages in $(man)"
 
 .PHONY: release
-release: binaries plugins man ## lay out in dist what is released: images, binaries and kubectl plugins of every system, what they are made of, chart, manifests, checksums
+release: binaries plugins man ## lay out in dist what is released: images, binaries and kubectl plugins of every system, what they are made of, chart, manifests, origin, checksums; KEY=FILE signs it
 	@rm -rf dist
 	@echo "== release $(VERSION)"
-	@$(call lay_out,release)
+	@$(call lay_out,release) -key '$(and $(KEY),$(abspath $(KEY)))'
 
 .PHONY: manifests
 manifests: ## rewrite build/deploy and the README of the chart from the chart

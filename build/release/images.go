@@ -245,13 +245,15 @@ const checksums = "SHA256SUMS"
 // pluginName is the file that kubectl looks for when somebody types kubectl svcproxy.
 const pluginName = "kubectl-svcproxy"
 
+var releaseSteps = []func(context.Context, *options) error{saveImages, copyBinaries, copyPlugins, listParts, packMan, packChart, attest, sum, sign}
+
 // layOut writes everything that is released: images, binaries, what they are made of,
-// the man pages, the chart, the kustomize bases, and checksums.
+// the man pages, the chart, the kustomize bases, where they come from, checksums and their signature.
 func layOut(ctx context.Context, o *options) error {
 	if err := o.emptied(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, copyPlugins, listParts, packMan, packChart, sum} {
+	for _, step := range releaseSteps {
 		if err := step(ctx, o); err != nil {
 			return err
 		}

@@ -40,6 +40,9 @@ import (
 
 const created = "2026-01-02T03:04:05Z"
 
+// revision is a commit.
+const revision = "0123456789abcdef0123456789abcdef01234567"
+
 // compile builds the program of each system as make image does, by their places in the
 // folder that it returns.
 func compile(t *testing.T, source string, systems map[string]string) string {
@@ -75,7 +78,7 @@ func save(t *testing.T, binaries, plugins string) string {
 	t.Helper()
 	out, man := t.TempDir(), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644))
-	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created, "-source", "https://example.com/kubeproxy"}
+	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", revision, "-created", created, "-source", "https://example.com/kubeproxy"}
 	must(t, run(t.Context(), args))
 	return out
 }
@@ -126,7 +129,7 @@ func testSame(t *testing.T, first, second string) {
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
 		"kubeproxy-iptables-v1.2.3-4.oci.tar",
 		"kubeproxy-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-v1.2.3-4-linux-arm64.cdx.json", "kubeproxy-v1.2.3-4-windows-amd64.cdx.json",
-		"kubeproxy-v1.2.3-4.oci.tar",
+		"kubeproxy-v1.2.3-4.oci.tar", origin,
 	}
 	if !slices.Equal(names, want) {
 		t.Errorf("a release has %q, want %q", names, want)
@@ -267,7 +270,7 @@ func testLabels(t *testing.T, img v1.Image) {
 	if strings.HasSuffix(labels["org.opencontainers.image.title"], "-iptables") {
 		licenses = "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later"
 	}
-	for key, want := range map[string]string{"source": "https://example.com/kubeproxy", "vendor": "The kubeproxy Authors", "version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": licenses} {
+	for key, want := range map[string]string{"source": "https://example.com/kubeproxy", "vendor": "The kubeproxy Authors", "version": "v1.2.3+4", "revision": revision, "created": created, "licenses": licenses} {
 		if label, note := labels["org.opencontainers.image."+key], manifest.Annotations["org.opencontainers.image."+key]; label != want || note != want {
 			t.Errorf("label %s is %q, the annotation %q, want %q", key, label, note, want)
 		}
@@ -407,7 +410,7 @@ func testPush(t *testing.T, binaries string) {
 	server := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
-	args := []string{"push", "-binaries", binaries, "-name", host + "/team/kubeproxy", "-version", "v1.2.3", "-revision", "abc", "-created", created}
+	args := []string{"push", "-binaries", binaries, "-name", host + "/team/kubeproxy", "-version", "v1.2.3", "-revision", revision, "-created", created}
 	for range 2 { // the second one finds all there
 		must(t, run(t.Context(), args))
 	}

@@ -52,6 +52,7 @@ type options struct {
 	version  string
 	revision string
 	source   string // where the source is
+	key      string // file with the key of minisign, private to sign, public to verify
 	created  time.Time
 
 	chart      string // folder
@@ -71,9 +72,10 @@ func run(ctx context.Context, args []string) error {
 		"render":    printManifest,
 		"pack":      packImages,
 		"push":      push,
+		"verify":    verify,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands image, chart, release, pins, manifests, render, pack, push")
+		return errors.New("want one of the commands image, chart, release, pins, manifests, render, pack, push, verify")
 	}
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -86,6 +88,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")
 	flags.StringVar(&o.revision, "revision", "", "commit")
 	flags.StringVar(&o.source, "source", "", "address at which the source is public")
+	flags.StringVar(&o.key, "key", "", "file with the key of minisign that signs a release, or the public one that verifies it; MINISIGN_PASSWORD has its password")
 	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
 	flags.StringVar(&o.release, "release", "", "name of the release that render renders")
