@@ -13,12 +13,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"slices"
 	"strings"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/terminal"
 )
@@ -47,7 +49,8 @@ status prints a line for each: the worst first, then those whose version or numb
 endpoints differs from most; --failing lists these alone. doctor prints equal findings
 once, top adds up, support-dump writes FILE-NODE for each. With -o json, an object has
 each node's answer or error. For other commands, the Node is that of the pod in explain
-pod/NAMESPACE/NAME, or the only one that has the proxy.
+pod/NAMESPACE/NAME, or the only one that has the proxy. Where an endpoint of the answer
+is on another Node, explain goes on there, with what arrives at the first of them.
 
 A pod is asked if the labels fit, and a DaemonSet that is there controls it in the same
 namespace, with the network of the node and with the service account and the images of
@@ -248,13 +251,13 @@ func (p *plugin) run(ctx context.Context, out, problems io.Writer) (int, error) 
 	if p.nodes != "" {
 		return 0, fmt.Errorf("%s runs on one Node: want --node in place of --nodes", p.command[0])
 	}
-	return p.one(out, problems)
+	return p.one(ctx, out, problems)
 }
 
 func isHelp(arg string) bool { return arg == "--help" || arg == "-h" }
 
 // one finds the pod and runs the command in it.
-func (p *plugin) one(out, problems io.Writer) (code int, err error) {
+func (p *plugin) one(ctx context.Context, out, problems io.Writer) (code int, err error) {
 	asked, err := p.askedPod()
 	switch {
 	case err != nil && p.node == "":
@@ -279,30 +282,100 @@ func (p *plugin) one(out, problems io.Writer) (code int, err error) {
 	if file != nil {
 		defer func() { err = errors.Join(err, p.keep(file, out)) }()
 	}
+	settings := flagsOfPod(asked)
+	if code, err = p.attach(at, args, settings, streams{out, problems, file}); err != nil || args[0] != "explain" {
+		return code, err
+	}
+	second, err := p.secondHalf(ctx, at, settings, streams{out, problems, nil})
+	return max(code, second), err
+}
+
+// streams are what a command writes to.
+type streams struct {
+	out, problems io.Writer
+	archive       *os.File // in place of out, unless nil
+}
+
+// attach runs a command in a pod, and gives it the terminal.
+func (p *plugin) attach(at *pod, args, settings []string, to streams) (int, error) {
 	var flags []string
-	attached := file == nil && terminal.Attached(os.Stdin) && terminal.Attached(os.Stdout)
+	attached := to.archive == nil && terminal.Attached(os.Stdin) && terminal.Attached(os.Stdout)
 	if attached { // for colours, and so that an interrupt ends the command in the pod
 		flags = append(flags, "--stdin", "--tty")
 	}
-	cmd, err := p.exec(at, args, flags, flagsOfPod(asked))
+	cmd, err := p.exec(at, args, flags, settings)
 	if err != nil {
 		return 0, err
 	}
-	fmt.Fprintf(problems, "kubectl svcproxy: pod %s on node %s\n", at, at.Spec.NodeName)
-	cmd.Stdout, cmd.Stderr = printable.Writer(out), printable.Writer(problems)
+	fmt.Fprintf(to.problems, "kubectl svcproxy: pod %s on node %s\n", at, at.Spec.NodeName)
+	cmd.Stdout, cmd.Stderr = printable.Writer(to.out), printable.Writer(to.problems)
 	switch {
-	case file != nil:
-		cmd.Stdout = file
+	case to.archive != nil:
+		cmd.Stdout = to.archive
 	case args[0] == "support-dump" && args[len(args)-1] == "-": // an archive, no text
-		cmd.Stdout = out
+		cmd.Stdout = to.out
 	case attached:
-		cmd.Stdin, cmd.Stdout = os.Stdin, printable.Terminal(out)
+		cmd.Stdin, cmd.Stdout = os.Stdin, printable.Terminal(to.out)
 	}
 	err = cmd.Run()
 	if ended, is := errors.AsType[*exec.ExitError](err); is && ended.Exited() {
 		return ended.ExitCode(), nil // kubectl has printed why
 	}
 	return 0, err
+}
+
+// secondHalf explains, on the node of the first endpoint that is elsewhere, what becomes of the
+// translated connection there.
+func (p *plugin) secondHalf(ctx context.Context, at *pod, settings []string, to streams) (int, error) {
+	_, args := option(p.command, "--output", "-o")
+	_, args = given(args, "--probe", "--probe=true")
+	cmd, err := p.exec(at, append(args, "--output=json"), nil, settings)
+	if err != nil {
+		return 0, err
+	}
+	answer, problems := &bounded{most: mostAnswer}, &bounded{most: 1 << 16}
+	var x explain.Explanation
+	err = runFor(ctx, cmd, timeOf(args), answer, problems)
+	text, _, why := read(answer.text, problems.text, err)
+	if why != "" || json.Unmarshal(text, &x) != nil {
+		return 0, nil // the first half says why
+	}
+	i := slices.IndexFunc(x.Endpoints, func(e explain.Endpoint) bool {
+		return e.Chosen && e.Node != "" && e.Node != at.Spec.NodeName
+	})
+	if i < 0 {
+		return 0, nil // it stays on the node, or goes nowhere
+	}
+	e := x.Endpoints[i]
+	fmt.Fprintf(to.problems, "kubectl svcproxy: endpoint %s is on node %s, which gets this:\n", printable.Text(e.Address), printable.Text(e.Node))
+	p.node = e.Node
+	ours, _, err := p.find(to.problems)
+	var there *pod
+	if err == nil {
+		there, err = p.pick(ours)
+	}
+	if err != nil {
+		p.warn(to.problems, err)
+		return 0, nil
+	}
+	format, _ := option(p.command, "--output", "-o")
+	half := []string{"explain", sourceThere(&x, &e, at), strings.TrimSuffix(e.Address+"/"+strings.ToLower(x.Protocol), "/tcp")}
+	if format != "" {
+		half = append(half, "--output="+format)
+	}
+	fmt.Fprintln(to.out)
+	return p.attach(there, half, nil, to)
+}
+
+// sourceThere is the address that the endpoint sees: of the client, or of the client's node.
+func sourceThere(x *explain.Explanation, e *explain.Endpoint, at *pod) string {
+	target, err := netip.ParseAddrPort(e.Address)
+	for _, own := range at.Status.PodIPs {
+		if a, bad := netip.ParseAddr(own.IP); e.Client != "kept" && err == nil && bad == nil && a.Is4() == target.Addr().Is4() {
+			return own.IP
+		}
+	}
+	return x.Source
 }
 
 // exec returns kubectl exec, with flags, of a command in a pod, with settings behind its name.

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// exitOfPod is the variable with the exit code of the command in the pod.
+// exitOfPod is the variable with the exit code of the command in the pod, or as CODE@POD in one.
 const exitOfPod = "SVCPROXY_EXIT"
 
 // kubectl answers from a cluster with two nodes. It prints how it was called to run a
@@ -40,14 +40,19 @@ func kubectl(args []string) int {
 			return 1
 		}
 		fmt.Printf(`{"items":[%s,%s,%s]}`, daemonSetText("kube-system"), daemonSetText("labelled"), daemonSetText("tenant"))
+	case strings.Contains(all, "exec ") && strings.Contains(all, "svc/shop/far") && strings.Contains(all, "--output=json"):
+		fmt.Print(halves[args[slices.Index(args, "pod/shop/cart-0")+1]])
 	case strings.Contains(all, "exec "):
 		fmt.Println(all)
 		if strings.Contains(all, "hostile") {
 			fmt.Print("\x1b]0;owned\a")
 			fmt.Fprint(os.Stderr, "\x1b]0;owned\a")
 		}
-		code, _ := strconv.Atoi(os.Getenv(exitOfPod))
-		return code
+		text, pod, _ := strings.Cut(os.Getenv(exitOfPod), "@")
+		if code, _ := strconv.Atoi(text); strings.Contains(all, pod+" -- ") {
+			return code
+		}
+		return 0
 	case strings.Contains(all, "--as=eve") && strings.Contains(all, "--all-namespaces"):
 		fmt.Fprintln(os.Stderr, `Error from server (Forbidden): pods is forbidden: User "eve" cannot list resource "pods" in API group "" at the cluster scope`)
 		return 1
@@ -76,8 +81,47 @@ func kubectl(args []string) int {
 	return 0
 }
 
+// halves are what explain answers as JSON, by its destination.
+var halves = map[string]string{
+	"svc/shop/far":      half("kept", "node-a", "10.244.2.9:8080", "TCP"),
+	"svc/shop/far:dns":  half("masqueraded", "node-a", "[fd00::9]:53", "UDP"),
+	"svc/shop/far-away": half("kept", "node-c", "10.244.2.9:8080", "TCP"),
+	"svc/shop/far-here": half("kept", "node-b", "10.244.2.9:8080", "TCP"),
+	"svc/shop/far-fool": "<html>",
+}
+
+func half(client, node, address, protocol string) string {
+	return fmt.Sprintf(`{"node":"node-b","source":"10.244.1.7","protocol":%q,"endpoints":[{"address":"10.244.3.3:8080","node":"node-f","chosen":false},
+		{"address":%q,"node":%q,"chosen":true,"client":%q}]}`, protocol, address, node, client)
+}
+
+// TestSecondHalf goes on where the endpoint is, with what arrives there.
+func TestSecondHalf(t *testing.T) {
+	plugin := session(t)
+	const there = "exec --namespace=kube-system --container=kube-proxy new -- kube-proxy explain --config=/etc/kubeproxy/linux.yaml --hostname-override=node-a "
+	for to, want := range map[string]string{
+		"far":        there + "10.244.1.7 10.244.2.9:8080\n",
+		"far -oyaml": there + "10.244.1.7 10.244.2.9:8080 --output=yaml\n",
+		"far:dns":    there + "2001:db8::7 [fd00::9]:53/udp\n",
+		"far-away":   "", "far-here": "", "far-fool": "",
+	} {
+		code, out, problems := plugin(append([]string{"explain", "pod/shop/cart-0"}, strings.Fields("svc/shop/"+to)...)...)
+		first, second, _ := strings.Cut(out, "\n\n")
+		if code != 0 || !strings.Contains(first, " win -- ") || second != want {
+			t.Errorf("%s: exit %d, %s\n got %q\nwant %q", to, code, problems, second, want)
+		}
+		elsewhere := strings.Contains(problems, "warning: no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c")
+		kit.Check(t, elsewhere == (to == "far-away"), "%s: %s", to, problems)
+	}
+	for _, pod := range []string{"win", "new"} {
+		t.Setenv(exitOfPod, "1@"+pod)
+		code, _, problems := plugin("explain", "pod/shop/cart-0", "svc/shop/far")
+		kit.Check(t, code == 1, "the half in pod %s differs: exit %d, %s", pod, code, problems)
+	}
+}
+
 func podText(name, node, phase string, minute int, command string) string {
-	namespace, addresses := "kube-system", ""
+	namespace, addresses := "kube-system", `,"podIPs":[{"ip":"192.0.2.7"},{"ip":"2001:db8::7"}]`
 	if name == "cart-0" {
 		namespace, addresses = "shop", `,"podIPs":[{"ip":"10.244.1.7"},{"ip":"fd00::7"}]`
 	}
