@@ -25,9 +25,10 @@ const (
 type kind byte
 
 const (
-	probe  kind = 1 + iota
-	answer      // to the probe with the same nonce
-	gone        // never sent: a probe that came back, because nobody listens
+	probe    kind = 1 + iota
+	answer        // to the probe with the same nonce
+	farewell      // of a peer that is none from now on, after that probe
+	gone          // never sent: a probe that came back, because nobody listens
 )
 
 // nonce is chosen at random for each probe. Whoever knows it has seen the probe.

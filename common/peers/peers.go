@@ -72,7 +72,7 @@ type Set struct {
 	o       Options
 	wake    chan struct{}    // something is due
 	changed chan struct{}    // what users see
-	moved   [2]chan struct{} // the address of this node, by family
+	moved   [2]chan struct{} // the ways begin anew, by family
 
 	mu        sync.Mutex
 	nodes     map[string]*node
@@ -127,6 +127,7 @@ type outgoing struct {
 // incoming is what a node sent.
 type incoming struct {
 	heard      time.Time // its latest probe
+	probe      nonce     // of that
 	answeredAt time.Time
 }
 
@@ -144,8 +145,12 @@ func notify(c chan struct{}) {
 	}
 }
 
-// Want sets the nodes that are wanted as peers.
+// Want sets the nodes that are wanted as peers. Without any, this one is no peer of others, and says so before it
+// returns.
 func (s *Set) Want(names []string) {
+	if len(names) == 0 {
+		s.send(s.farewells())
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	want := map[string]bool{}
@@ -169,6 +174,35 @@ func (s *Set) Want(names []string) {
 	}
 	notify(s.wake)
 	notify(s.changed)
+}
+
+// farewells returns what to say to nodes that probe this one.
+func (s *Set) farewells() (all []message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.nodes {
+		for i, conn := range s.conns {
+			if w := &n.ways[i]; conn != nil && w.addr.IsValid() && w.probe != (nonce{}) {
+				all = append(all, message{conn, w, w.addr, datagram{version, farewell, s.o.Key, w.probe, ""}})
+			}
+		}
+	}
+	return all
+}
+
+// Reopen begins anew with the ways to other nodes, which another process may have had, or gets.
+func (s *Set) Reopen() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.conns {
+		s.reopen(i)
+	}
+}
+
+func (s *Set) reopen(i int) {
+	if notify(s.moved[i]); s.conns[i] != nil {
+		s.conns[i].Close()
+	}
 }
 
 // add adds a node, which is looked for as soon as possible.

@@ -283,6 +283,46 @@ func (p *peer) stays(t *testing.T, name string) {
 	}
 }
 
+// A node that is turned off says so, and its tunnel is gone. Who has not seen a probe cannot say so.
+func TestFarewell(t *testing.T) {
+	run(t, func(t *testing.T, w *network, a, b *peer) {
+		forged := datagram{version, farewell, 7, nonce{1}, ""}
+		w.write(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"), forged.encode())
+		a.stays(t, "b")
+		w.set(func() { w.lost = func(_, _ netip.Addr, d datagram) bool { return d.kind == answer } })
+		b.Want(nil)
+		if d := a.until(t, "b", false, 4*time.Second); d > tick {
+			t.Errorf("gone after %v", d)
+		}
+		a.Want([]string{"b"})
+		time.Sleep(2 * patience)
+		if a.answers("b") {
+			t.Error("back")
+		}
+	})
+}
+
+// Two processes of a node take turns. The other one has the port until it begins anew.
+func TestReopen(t *testing.T) {
+	run(t, func(t *testing.T, w *network, a, b *peer) {
+		standby := atomic.Bool{}
+		standby.Store(true)
+		b.look(func() {
+			b.o.Open = func(own netip.Addr) (Conn, error) {
+				if standby.Load() {
+					return nil, errors.New("another process has it")
+				}
+				return w.open(own), nil
+			}
+		})
+		b.Reopen()
+		a.until(t, "b", false, 4*time.Second)
+		standby.Store(false)
+		b.Reopen()
+		t.Logf("back after %v", a.until(t, "b", true, 4*time.Second))
+	})
+}
+
 // What befalls a peer, and when it counts as gone and is back.
 func TestFaults(t *testing.T) {
 	dead := func(time.Duration) bool { return true }

@@ -150,18 +150,10 @@ func (s *Set) learn(n *node, addrs []netip.Addr, exists bool) {
 		}
 		if addr != w.addr {
 			w.addr, w.outgoing, n.pause = addr, outgoing{}, lookPause
-			s.move(n, i)
+			if n.name == s.o.Node {
+				s.reopen(i)
+			}
 		}
-	}
-}
-
-// move ends the way from a former address of this node.
-func (s *Set) move(n *node, i int) {
-	if n.name != s.o.Node {
-		return
-	}
-	if notify(s.moved[i]); s.conns[i] != nil {
-		s.conns[i].Close()
 	}
 }
 
@@ -203,7 +195,7 @@ func (s *Set) own(i int) netip.Addr {
 	return netip.Addr{}
 }
 
-// message is a probe of a node.
+// message is a probe of a node, or a farewell.
 type message struct {
 	conn Conn
 	way  *way
@@ -213,7 +205,7 @@ type message struct {
 
 func (s *Set) send(all []message) {
 	for _, m := range all {
-		err := m.conn.Send(m.encode(), netip.AddrPortFrom(m.addr, s.o.Port), true)
+		err := m.conn.Send(m.encode(), netip.AddrPortFrom(m.addr, s.o.Port), m.kind == probe)
 		s.mu.Lock()
 		m.way.err = err
 		s.mu.Unlock()
@@ -341,7 +333,7 @@ func (s *Set) answer(i int, from netip.Addr, d datagram, now time.Time) *datagra
 		}
 		return nil
 	}
-	w.heard = now
+	w.heard, w.probe = now, d.nonce
 	if now.Sub(w.answeredAt) < answerPause {
 		return nil
 	}
@@ -368,6 +360,8 @@ func (s *Set) take(n *node, i, at int, d datagram, now time.Time) {
 		w.refused = now
 	case d.version != version:
 		w.version, w.up, w.row = d.version, false, 0
+	case d.kind == farewell:
+		w.up, w.row = false, 0
 	case d.kind == answer && !w.answers[at]:
 		w.answers[at], w.answered, w.version = true, now, 0
 		w.row++

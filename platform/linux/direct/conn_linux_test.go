@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,13 +24,14 @@ type prober struct {
 	*peers.Set
 	layer *Backend
 	stop  func()
+	apply func() error
 }
 
 // probe runs the layer on a node until stop. Each change of its peers is followed by a round.
 func (p *proxies) probe(t *testing.T, f service.Family, node string) *prober {
 	x := &prober{}
 	var round sync.Mutex
-	apply := func() error {
+	x.apply = func() error {
 		round.Lock()
 		defer round.Unlock()
 		return p.Host(node).Do(func() error {
@@ -56,7 +58,7 @@ func (p *proxies) probe(t *testing.T, f service.Family, node string) *prober {
 			return c, err
 		},
 		Changed: func() {
-			if err := apply(); err != nil && t.Context().Err() == nil {
+			if err := x.apply(); err != nil && t.Context().Err() == nil {
 				t.Errorf("%s: %v", node, err)
 			}
 		},
@@ -64,7 +66,7 @@ func (p *proxies) probe(t *testing.T, f service.Family, node string) *prober {
 	kit.Must(t, p.Host(node).Do(func() error {
 		x.layer = New(f, NewKernel(f, ""), func() mode.Peers { return x.Set })
 		return nil
-	}), apply())
+	}), x.apply())
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { x.Run(ctx) })
@@ -81,6 +83,12 @@ func TestProbes(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			p := newProxies(t)
+			var off atomic.Bool
+			p.alter = func(node string, x *service.Port) {
+				if node == "node-a" && off.Load() {
+					x.Direct = nil
+				}
+			}
 			all := map[string]*prober{}
 			for _, n := range []string{"node-a", "node-b", "node-c"} {
 				all[n] = p.probe(t, f, n)
@@ -90,7 +98,7 @@ func TestProbes(t *testing.T) {
 				_, is := c.Answering(f == service.IPv6)[node]
 				return is
 			}
-			until := func(what string, done func() bool) {
+			until := func(what string, done func() bool) (took time.Duration) {
 				start := time.Now()
 				defer func() {
 					if t.Failed() {
@@ -98,7 +106,9 @@ func TestProbes(t *testing.T) {
 					}
 				}()
 				kit.Until(t, what, done)
-				t.Logf("%s after %v", what, time.Since(start).Round(100*time.Millisecond))
+				took = time.Since(start)
+				t.Logf("%s after %v", what, took.Round(100*time.Millisecond))
+				return took
 			}
 			until("both answer", func() bool { return answers("node-a") && answers("node-b") && c.Settled() })
 
@@ -120,6 +130,11 @@ func TestProbes(t *testing.T) {
 			until("nothing gets to node-b, and it is no peer", func() bool { return !answers("node-b") })
 			if !answers("node-a") {
 				t.Error("node-a is no peer")
+			}
+			off.Store(true)
+			kit.Must(t, all["node-a"].apply())
+			if took := until("node-a is turned off, and is no peer", func() bool { return !answers("node-a") }); took > 2*time.Second {
+				t.Error("node-a did not say so")
 			}
 		})
 	}

@@ -73,7 +73,7 @@ type Selected struct {
 	silent      *silence.Box       // nil where nothing tells of silent endpoints
 	draws       func() bool        // see mode.Setup
 	drawn       func(service.Address)
-	peers       mode.Peers
+	peers       *wantedPeers
 }
 
 // Candidate is a mode that may be selected.
@@ -571,6 +571,7 @@ func (p *proxy) runLease(ctx context.Context, loops []*reconcile.Loop) (end func
 		}
 		standby = s.Standby
 		p.settingsKept.Store(false)
+		p.selected.peers.Reopen()
 		for _, l := range loops {
 			l.Kick()
 		}

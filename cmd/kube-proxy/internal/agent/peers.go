@@ -48,6 +48,9 @@ func (p *proxy) newPeers(ctx context.Context, group *errgroup.Group, loops []*re
 			return errors.ErrUnsupported
 		},
 		Open: func(own netip.Addr) (peers.Conn, error) {
+			if p.lease != nil && p.lease.State().Standby {
+				return nil, errors.New("another proxy programs the node")
+			}
 			for _, b := range p.selected.Backends {
 				if b.Tunnel != nil && b.Family == service.FamilyOf(own) {
 					return b.Tunnel(own)
