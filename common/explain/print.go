@@ -245,6 +245,8 @@ type Path struct {
 	Action string `json:"action"` // as in Explanation
 	// Targets are where the connection may go, sorted by address; only with action forward.
 	Targets []Target `json:"targets,omitempty"`
+	// DirectReturn is whether another rule than that of Kubernetes decides if the endpoint sees the client's own address.
+	DirectReturn bool `json:"directReturn,omitempty"`
 	// Remembered is the endpoint that follows from the client, by session affinity or consistent
 	// selection. Then it is the only target.
 	Remembered string `json:"remembered,omitempty"`
@@ -334,6 +336,9 @@ type Walk struct {
 	// Taken means that connect(2) gives the socket a target, so that the rules see no packet
 	// to the destination.
 	Taken bool
+	// DirectReturn is as in Path. Parts, if there are any, are what the node handles in place of a connection to Targets.
+	DirectReturn bool
+	Parts        []Part
 	// Via are listeners of the process through which connections pass to the targets.
 	Via []netip.AddrPort
 	// Here reports whether a target is known to be on this node.
@@ -347,11 +352,20 @@ type Walk struct {
 	Notes []string
 }
 
+// Part is the first packet of a connection through the node, or of one that carries it to another node.
+type Part struct {
+	route.Conn
+	Targets map[netip.AddrPort]bool // as in Walk
+	// Mark, unless it is 0, is what packets get before connection tracking, which they pass by. It leads them to a
+	// table of routes of this number.
+	Mark uint32
+}
+
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
 	p := &Path{
 		Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Others: w.Others, Flows: w.Flows,
-		Obstacles: w.Obstacles, Doubts: w.Doubts,
+		Obstacles: w.Obstacles, Doubts: w.Doubts, DirectReturn: w.DirectReturn,
 	}
 	if w.Remembered.IsValid() {
 		p.Remembered = w.Remembered.String()
@@ -377,6 +391,9 @@ func (w *Walk) Path() *Path {
 // Compare sets what is installed, and says where it differs from what should happen.
 func (ex *Explanation) Compare(p *Path) {
 	ex.Installed, ex.Verdict, ex.Differences = p, Agree, slices.Clone(p.Faults)
+	if p.DirectReturn {
+		ex.keepClients(p)
+	}
 	switch {
 	case p.ByDesign != "":
 		ex.Notes = append(ex.Notes, p.ByDesign)
@@ -392,6 +409,17 @@ func (ex *Explanation) Compare(p *Path) {
 	ex.flows()
 	if len(ex.Differences) > 0 {
 		ex.Verdict = Differ
+	}
+}
+
+// keepClients says which endpoints see the client's own address, as p has it.
+func (ex *Explanation) keepClients(p *Path) {
+	for _, t := range p.Targets {
+		for i := range ex.Endpoints {
+			if e := &ex.Endpoints[i]; e.Address == t.Address && e.Chosen {
+				e.Client = t.Client
+			}
+		}
 	}
 }
 

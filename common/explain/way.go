@@ -5,6 +5,8 @@ package explain
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -28,6 +30,13 @@ func (w *Walk) Block(setting, text, fix string) {
 	if !slices.ContainsFunc(w.Obstacles, known) {
 		w.Obstacles = append(w.Obstacles, Obstacle{What: text, Fix: fix})
 	}
+}
+
+// AddRoutes adds to Routes and Replies what is not there.
+func (w *Walk) AddRoutes(routes, replies map[netip.Addr]string) {
+	maps.Copy(routes, w.Routes)
+	maps.Copy(replies, w.Replies)
+	w.Routes, w.Replies = routes, replies
 }
 
 // routes prints how packets get to the targets, and how answers come back.

@@ -50,6 +50,20 @@ func (p *Port) LeadsDirectly(f Frontend) bool {
 	return p.Direct != nil && (f.Kind == LoadBalancerIP || f.Kind == ExternalIP)
 }
 
+// DirectNodes returns the nodes of the endpoints of ports with direct return, sorted.
+func DirectNodes(s *Snapshot) []string {
+	var all []string
+	for _, f := range Families {
+		for p := range s.Ports(f) {
+			if p.Direct != nil {
+				all = append(all, p.Direct.Nodes...)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(name string) bool { return name == "" })
+}
+
 // Table returns the index of an endpoint for each slot. Each slot wants the endpoints in an order of
 // its own, which follows from their addresses and ports (rendezvous hashing), and gets the first
 // that has fewer slots than its share and a hundredth of the table, or its share and a quarter. So if

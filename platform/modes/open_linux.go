@@ -99,13 +99,28 @@ func accelerate(ctx context.Context, s mode.Setup, b *mode.Backend) {
 		return
 	}
 	b.Accelerated = layer.Taken
+	trace(b, func() (traceLayer, func() error) {
+		l := newLayer(c, b.Family)
+		add := func(_ context.Context, want *service.Snapshot, c route.Conn, _ func(netip.Addr) bool, w *explain.Walk) error {
+			return l.Trace(want, c, w)
+		}
+		return add, l.Close
+	})
+}
+
+// traceLayer adds to a walk through the rules what a layer above them does.
+type traceLayer = func(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool, w *explain.Walk) error
+
+// trace has the Tracer of b follow connections through a layer, too.
+func trace(b *mode.Backend, layer func() (traceLayer, func() error)) {
 	if open := b.Tracer; open != nil {
 		b.Tracer = func() (mode.Tracer, error) {
 			t, err := open()
 			if err != nil {
 				return nil, err
 			}
-			return &acceleratedTracer{t, newLayer(c, b.Family)}, nil
+			add, end := layer()
+			return &layeredTracer{t, add, end}, nil
 		}
 	}
 }
@@ -137,6 +152,9 @@ func returnDirectly(s mode.Setup, b *mode.Backend) {
 	k := direct.NewKernel(b.Family, s.Config.ProxyName)
 	layer := direct.New(b.Family, k, s.Peers)
 	b.Backend = reconcile.Both(b.Backend, layer)
+	trace(b, func() (traceLayer, func() error) {
+		return direct.Inspector{Layer: layer, Kernel: k}.Trace, func() error { return nil }
+	})
 	b.Tunnel = func(own netip.Addr) (peers.Conn, error) { return direct.Open(own, layer.Road) }
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, k.String())
@@ -283,30 +301,31 @@ func readBackAcceleration(c *config.Config, f service.Family, want *service.Snap
 	return l.ReadBack(want)
 }
 
-// acceleratedTracer follows a connection from connect(2) on. It implements mode.Tracer and mode.Repeater.
-type acceleratedTracer struct {
+// layeredTracer follows a connection through the rules and a layer. It implements mode.Tracer and mode.Repeater.
+type layeredTracer struct {
 	mode.Tracer
-	layer *socketlb.Backend
+	layer traceLayer
+	end   func() error
 }
 
-func (t *acceleratedTracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+func (t *layeredTracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	w, err := t.Tracer.Trace(ctx, want, c, local)
 	if err != nil || w == nil {
 		return w, err
 	}
-	if err := t.layer.Trace(want, c, w); err != nil {
+	if err := t.layer(ctx, want, c, local, w); err != nil {
 		w.Notes = append(w.Notes, err.Error())
 	}
 	return w, nil
 }
 
-func (t *acceleratedTracer) ReadOnce() {
+func (t *layeredTracer) ReadOnce() {
 	if r, can := t.Tracer.(mode.Repeater); can {
 		r.ReadOnce()
 	}
 }
 
-func (t *acceleratedTracer) Close() error { return errors.Join(t.layer.Close(), t.Tracer.Close()) }
+func (t *layeredTracer) Close() error { return errors.Join(t.end(), t.Tracer.Close()) }
 
 // conntrackCleaner is a mode.Conntrack.
 type conntrackCleaner struct {

@@ -4,6 +4,7 @@
 package live
 
 import (
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -177,4 +178,79 @@ func TestDirectReturn(t *testing.T) {
 			kit.Until(t, "nothing is left on "+name, func() bool { return c.on(t, name, traces) == c.before[i] })
 		}
 	}
+}
+
+// ask runs a command of the program on a node.
+func (c *directCluster) ask(t *testing.T, node string, args ...string) (code int, out string) {
+	t.Helper()
+	cmd := exec.Command(kubeProxy.Path, args...)
+	out, err := program.Run(t, c.Host(node), cmd)
+	kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
+	return cmd.ProcessState.ExitCode(), out
+}
+
+// directFaults are what keeps packets from getting through, what takes it away, and what explain says of it there. The
+// proxy of node-d is dead.
+var directFaults = []struct{ name, node, do, undo, want string }{
+	{"strict reverse path filter", netlab.OtherName, "sysctl -qw net.ipv4.conf.all.rp_filter=1", "sysctl -qw net.ipv4.conf.all.rp_filter=0", "rp_filter of interface kube-direct is 1 (strict)"},
+	{"firewall before the tunnel", netlab.OtherName, drops("input", "udp dport 4790"), "nft delete table inet other", "of chain c of table inet other drops packets to 192.0.2.11:4790"},
+	{"firewall against answers", netlab.OtherName, drops("forward", "tcp sport 8080"), "nft delete table inet other", "of chain c of table inet other drops answers of 10.244.2.11:8080"},
+	{"firewall behind the tunnel", "node-c", drops("output", "udp dport 4790"), "nft delete table inet other", "of chain c of table inet other drops packets to 192.0.2.10:4790"},
+	{"firewall for what is forwarded", "node-c", drops("forward", `oifname "kube-direct"`), "nft delete table inet other", "of chain c of table inet other drops packets to 203.0.0.10:80"},
+	{"no route", "node-d", "ip route flush table all proto 107", "", "into the tunnel: they leave "},
+	{"another mark", "node-d", "nft flush map ip kube-direct marks", "", "marks lacks the element 203.0.0.10 . tcp . 80 . "},
+	{"device down", "node-d", "ip link set kube-direct down", "", "device kube-direct, the tunnel for direct return, is down"},
+	{"no device", "node-d", "ip link del kube-direct", "", "device kube-direct, the tunnel for direct return, is missing"},
+	{"another rule", "node-d", "nft add rule ip kube-direct lead accept", "", "chain lead has 1 rules that are not kube-proxy's"},
+	{"no table", "node-d", "nft delete table ip kube-direct", "", "there is no table ip kube-direct"},
+}
+
+// drops is a command that has other rules drop packets.
+func drops(hook, match string) string {
+	return fmt.Sprintf("nft 'add table inet other; add chain inet other c { type filter hook %s priority 0; }; add rule inet other c %s drop'", hook, match)
+}
+
+// TestDirectReturnExplain asks for both halves, breaks what they need, and asks again.
+func TestDirectReturnExplain(t *testing.T) {
+	t.Parallel()
+	c := newDirectCluster(t)
+	from, to := c.Host("customer").IPv4.String(), c.web.at(service.LoadBalancerIP, service.IPv4).String()
+	explain := func(node string, code int, want ...string) {
+		t.Helper()
+		args := []string{"explain", from, to}
+		if node == "node-d" {
+			args = append(args, "--without-proxy", "--manifests="+c.dir, "--hostname-override="+node, "--proxy-mode=nftables", "--cluster-cidr="+netlab.ClusterCIDR)
+		}
+		got, out := c.ask(t, node, args...)
+		for _, text := range want {
+			kit.Check(t, got == code && strings.Contains(strings.Join(strings.Fields(out), " "), text), "%s: exit %d, want %d and %q\n%s", node, got, code, text, out)
+		}
+	}
+	c.proxies["node-d"].Kill()
+	through := "route to 10.244.2.11:8080: through tunnel kube-direct to node node-b, 192.0.2.11, which translates it and answers the client"
+	for _, n := range []string{"node-c", "node-d"} {
+		explain(n, 0, through, "route to 10.244.1.11:8080: through tunnel kube-direct to node node-a, 192.0.2.10", agrees)
+	}
+	explain(netlab.OtherName, 0, "what other nodes send through the tunnel for this client is translated to one of 2 endpoints: 10.244.2.1",
+		"the answer leaves this node directly, with source "+to, agrees)
+	for _, f := range directFaults {
+		t.Log(f.name)
+		if out := c.on(t, f.node, f.do); out != "" {
+			t.Errorf("%s: %s", f.do, out)
+		}
+		explain(f.node, 1, f.want)
+		if f.undo != "" {
+			c.on(t, f.node, f.undo)
+			kit.Until(t, "explain to agree again", func() bool {
+				code, _ := c.ask(t, f.node, "explain", from, to)
+				return code == 0
+			})
+		}
+	}
+	c.on(t, netlab.OtherName, drops("input", "udp dport 4790"))
+	kit.Until(t, "node-b is no peer", func() bool {
+		_, out := c.ask(t, "node-c", "explain", from, to)
+		return strings.Contains(strings.Join(strings.Fields(out), " "), "is off, so the rules translate: node \"node-b\": 192.0.2.11 does not answer through the tunnel")
+	})
+	explain("node-c", 1, "masqueraded")
 }

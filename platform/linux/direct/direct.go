@@ -70,6 +70,7 @@ type Backend struct {
 	system System
 	peers  func() mode.Peers
 	roads  atomic.Pointer[map[netip.Addr]uint32]
+	shown  atomic.Pointer[state] // what the latest round wanted, nil for nothing
 
 	seen    *service.Snapshot
 	ports   map[portKey]*service.Port // those that ask
@@ -112,6 +113,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	b.follow(want)
 	if len(b.ports) == 0 {
 		b.have = nil
+		b.shown.Store(nil)
 		if b.removed {
 			return &plan{b: b}, nil
 		}
@@ -121,6 +123,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	b.removed = false
 	next := b.next(want.Node)
+	b.shown.Store(next)
 	intact, err := b.system.Intact(next.roads)
 	if err != nil {
 		return nil, err
@@ -143,6 +146,16 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
+// state returns what the latest round wanted, or else would want now.
+func (b *Backend) state(want *service.Snapshot) *state {
+	if s := b.shown.Load(); s != nil {
+		return s
+	}
+	x := New(b.family, b.system, b.peers)
+	x.follow(want)
+	return x.next(want.Node)
+}
+
 // follow notes which ports of both families ask for direct return: the tunnel carries both.
 func (b *Backend) follow(want *service.Snapshot) {
 	changed := false
@@ -162,14 +175,7 @@ func (b *Backend) follow(want *service.Snapshot) {
 	if !changed {
 		return
 	}
-	nodes := map[string]bool{}
-	for _, p := range b.ports {
-		for _, n := range p.Direct.Nodes {
-			nodes[n] = true
-		}
-	}
-	delete(nodes, "")
-	b.peers().Want(slices.Sorted(maps.Keys(nodes)))
+	b.peers().Want(service.DirectNodes(want))
 }
 
 // base and most bound the marks of nodes, which are also the numbers of their routing tables.
@@ -308,7 +314,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 		return o
 	}
 	rules := p.next.rules
-	rules.Tunnel.MSS = uint16(mtu - [...]int{40, 60}[b.family])
+	rules.Tunnel.MSS = mss(b.family, mtu)
 	err = errors.Join(p.set(ctx, &rules), b.system.Retain(p.next.roads))
 	if err == nil {
 		b.have = p.next
@@ -319,6 +325,9 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	o.Err = err
 	return o
 }
+
+// mss returns the largest segment of TCP for an MTU.
+func mss(f service.Family, mtu int) uint16 { return uint16(mtu - [...]int{40, 60}[f]) }
 
 // set makes the table hold rules. Connections that the rules translated go on so, also those that begin before
 // the table is there.

@@ -73,8 +73,8 @@ var (
 	// through the tunnel.
 	leads   = &set{name: "leads", key: addrKey}
 	serves  = &set{name: "serves", key: addrKey}
-	marks   = &set{name: "marks", kind: markMap, key: directKey}
-	locals  = &set{name: "locals", kind: targetMap, key: directKey}
+	marks   = &set{name: "marks", kind: markMap, key: directKey, fixed: true}
+	locals  = &set{name: "locals", kind: targetMap, key: directKey, fixed: true}
 	senders = &set{name: "senders", key: []field{saddr}}
 	kept    = &set{name: "kept", key: []field{saddr, sport, daddr, dport, proto}}
 

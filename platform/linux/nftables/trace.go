@@ -37,8 +37,9 @@ type tracer struct {
 	family service.Family
 	base   string // the base chain
 	out    *explain.Walk
-	quiet  bool // record no hops
-	chosen *set // the map that had the destination
+	quiet  bool     // record no hops
+	chosen *set     // the map that had the destination
+	values [][]byte // that maps had
 }
 
 // localNode implements packet.Node. Its addresses are all that our rules ask for.
@@ -179,7 +180,7 @@ func (t *tracer) find(in *set, key []byte) (packet.Element, bool) {
 	case verdictMap:
 		t.hop("map "+in.name, "%s : %s%s", text, e.verdict.text(t.family), commentText(e))
 	default:
-		t.chosen = in
+		t.chosen, t.values = in, append(t.values, e.value)
 	}
 	return packet.Element{Key: key, Data: e.value, Verdict: &packet.Verdict{Code: verdictCodes[e.verdict.code], Chain: e.verdict.chain}}, true
 }
@@ -529,6 +530,8 @@ var purposes = map[string]string{
 	nodePortChain:      "the address is the node's: look for the NodePort",
 	unallocatedChain:   "drop what no Service has",
 	countChain:         "count the connection",
+	"lead":             "lead it to the node of its endpoint, unless the client is a pod or was translated before",
+	"arrived":          "it comes from another node: accept what is for a Service with an endpoint here",
 }
 
 var prefixPurposes = []struct{ prefix, text string }{

@@ -26,6 +26,8 @@ type Connection struct {
 	Served  bool
 	// Marks are the bits of the mark that the mode may set.
 	Marks uint32
+	// Mark is as in explain.Part.
+	Mark uint32
 	// Here reports whether a target should be on this node. It may be nil.
 	Here func(netip.AddrPort) bool
 	// Way is what Follow finds beside the rules.
@@ -47,6 +49,7 @@ func (c *Connection) Note() string {
 // All chains of type nat run at one of two, by priority (kernel: net/netfilter/nf_nat_proto.c).
 const (
 	conntrackPosition  = -200
+	markPosition       = -250 // of table kube-direct
 	dstNATPosition     = -100
 	ipvsOutputPosition = -98 // kernel: net/netfilter/ipvs/ip_vs_core.c, ip_vs_ops4
 	ipvsInputPosition  = 99  // as above
@@ -187,6 +190,9 @@ func (f *follower) translate(p *Packet, to netip.AddrPort) bool {
 	case route.Reject, route.Drop:
 		return false
 	}
+	if f.conn.Mark != 0 {
+		p.mark, p.Untracked = number(f.conn.Mark, ^uint32(0)), true
+	}
 	if p.Untracked {
 		return true
 	}
@@ -325,7 +331,10 @@ func (s *stage) ours() bool {
 // oursFirst reports whether the mode's rules come before a base chain. Of two of type nat with one
 // priority, the younger is first (kernel: net/netfilter/core.c, nf_hook_entries_grow).
 func (s *stage) oursFirst(at *station) bool {
-	if at.NAT {
+	switch {
+	case s.conn.Mark != 0:
+		return at.position > markPosition
+	case at.NAT:
 		return at.Priority > dstNATPosition
 	}
 	return at.position > dstNATPosition
@@ -442,11 +451,17 @@ func (f *follower) leave(p *Packet, from Hook, masquerade bool) bool {
 		l.From = netip.Addr{}
 	}
 	var of netip.AddrPort
-	if _, is := f.conn.Targets[p.To]; is && (p.Translated || !f.conn.Served) {
+	if _, is := f.conn.Targets[p.To]; is && f.conn.Mark == 0 && (p.Translated || !f.conn.Served) {
 		of = p.To
 	}
 	r, arrives := f.ways.take(l, of)
-	f.road = r
+	if f.road = r; arrives && f.conn.Mark != 0 && r.Table != f.conn.Mark {
+		f.ways.add(explain.Obstacle{
+			What: fmt.Sprintf("no rule and route lead packets with mark %#x to %%s into the tunnel: they leave %s", f.conn.Mark, r.describe()),
+			Look: fmt.Sprintf("ip rule; ip route show table %d", f.conn.Mark),
+		}, l.To)
+		return false
+	}
 	return arrives
 }
 
@@ -463,7 +478,7 @@ func (f *follower) unknownEntry() bool {
 // markOf returns the mark of a packet with what the mode sets, and whether it is not known.
 func (f *follower) markOf(p *Packet, masquerade bool) (mark uint32, unsure bool) {
 	value, known := p.mark.number()
-	if p.Sender.IsValid() {
+	if p.Sender.IsValid() || f.conn.Mark != 0 {
 		return value, known != ^uint32(0)
 	}
 	if value &^= f.conn.Marks; masquerade {
@@ -474,7 +489,7 @@ func (f *follower) markOf(p *Packet, masquerade bool) (mark uint32, unsure bool)
 
 // reply follows the answer of an endpoint to the client, or to the process that relays.
 func (f *follower) reply(sender netip.AddrPort, masquerade bool) {
-	if f.ways == nil || f.road == (Road{}) {
+	if f.ways == nil || f.road == (Road{}) || f.conn.Mark != 0 {
 		return
 	}
 	if f.conn.Interface != "" && slices.Contains(f.conn.Via, sender) {

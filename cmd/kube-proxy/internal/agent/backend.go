@@ -24,6 +24,7 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/peers"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -267,6 +268,7 @@ func Setup(c *config.Config) mode.Setup {
 		DetailedCondition: func(condition.Name) func(string, string) { return func(string, string) {} },
 		Progress:          func() {},
 		Attempted:         func(service.Family, service.PortName, netip.AddrPort, error) {},
+		Peers:             func() mode.Peers { return peers.Fixed{} },
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
+	"kubeproxy/common/peers"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
@@ -63,6 +64,7 @@ type comparison struct {
 	// families are those that the node can serve, if what it has installed is compared.
 	families []service.Family
 	out      *plandiff.Difference
+	nodes    map[*service.Snapshot]peers.Fixed // as in reading.Reader
 	// wrap is as in reading.Reader.
 	wrap func(*track.Tracker) source.Sink
 }
@@ -143,10 +145,11 @@ func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanati
 	if err := x.findLocal(ctx); err != nil {
 		return nil, err
 	}
-	if _, err := x.read(ctx, o.Proxy.Manifests, true); err != nil {
+	want, err := x.read(ctx, o.Proxy.Manifests, true)
+	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", nameOf(o.Proxy.Manifests), err)
 	}
-	s, end, err := explainer(ctx, x.config, x.mode, x.families, tracker)
+	s, end, err := explainer(ctx, setup(x.config, x.nodes[want]), x.mode, x.families, tracker)
 	if err != nil {
 		return nil, err
 	}
@@ -161,17 +164,24 @@ func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanati
 }
 
 // explainer answers questions about what a mode has installed, until the caller calls end.
-func explainer(ctx context.Context, c *config.Config, d mode.Descriptor, families []service.Family, t *track.Tracker) (s *explain.Server, end func(), err error) {
-	now := *c
-	now.Mode = d.Name
+func explainer(ctx context.Context, of mode.Setup, d mode.Descriptor, families []service.Family, t *track.Tracker) (s *explain.Server, end func(), err error) {
+	now := *of.Config
+	now.Mode, of.Config = d.Name, &now
 	ctx = klog.NewContext(ctx, klog.Logger{}) // an answer is no log
-	backends, err := modes.OpenFamilies(ctx, d, agent.Setup(&now), families)
+	backends, err := modes.OpenFamilies(ctx, d, of, families)
 	end = func() {
 		for _, b := range backends {
 			_ = b.Close()
 		}
 	}
 	return agent.Explainer(t, &now, d, backends), end, err
+}
+
+// setup is agent.Setup with nodes as peers.
+func setup(c *config.Config, nodes peers.Fixed) mode.Setup {
+	s := agent.Setup(c)
+	s.Peers = func() mode.Peers { return nodes }
+	return s
 }
 
 func (c *comparison) findOffline(context.Context) error {
@@ -229,8 +239,13 @@ func nameOf(sources []string) string {
 // read returns the content of sources, paths or API, on this node if local.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
 	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Contents: c.contents, Wrap: c.wrap}
+	if c.nodes == nil {
+		c.nodes = map[*service.Snapshot]peers.Fixed{}
+	}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {
-		return r.API(ctx, c.Timeout)
+		s, err := r.API(ctx, c.Timeout)
+		c.nodes[s] = r.Nodes
+		return s, err
 	}
 	if r.Report == nil {
 		r.Report = func(string) {}
@@ -243,6 +258,7 @@ func (c *comparison) read(ctx context.Context, sources []string, local bool) (*s
 		c.Unusable = true
 		r.Report("warning: " + printable.Error(err) + "; what cannot be used counts as missing")
 	}
+	c.nodes[t.Latest()] = r.Nodes
 	return t.Latest(), nil
 }
 
@@ -316,7 +332,7 @@ func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 	}
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	for _, f := range c.families {
-		h, w, err := modes.ReadBack(ctx, c.mode, agent.Setup(c.config), f, want)
+		h, w, err := modes.ReadBack(ctx, c.mode, setup(c.config, c.nodes[want]), f, want)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read back what the node has for %s: %w", f, err)
 		}
@@ -328,7 +344,7 @@ func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 // plan adds what a starting proxy would change.
 func (c *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
-	all, err := c.mode.System.Open(ctx, agent.Setup(c.config), c.families)
+	all, err := c.mode.System.Open(ctx, setup(c.config, c.nodes[want]), c.families)
 	if err != nil {
 		return err
 	}

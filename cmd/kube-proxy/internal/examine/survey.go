@@ -83,7 +83,7 @@ func (e *Examination) readSurvey(ctx context.Context, server *doctor.Cluster) (*
 		return x, "", err
 	}
 	families, _ := e.families(left)
-	s, end, err := explainer(ctx, e.config, left, families, t)
+	s, end, err := explainer(ctx, setup(e.config, r.Nodes), left, families, t)
 	if err != nil {
 		return nil, "", fmt.Errorf("mode %s: %w", left.Name, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -260,6 +261,18 @@ func (o *Others) tables(ctx context.Context, w *explain.Walk, family service.Fam
 // Add follows c through the rules of others, and adds to w, what the mode does, what they do. local
 // reports whether an address belongs to the node, marks are the mode's bits of the mark.
 func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
+	parts := w.Parts
+	if len(parts) == 0 {
+		parts = []explain.Part{{Conn: c, Targets: w.Targets}}
+	}
+	var errs []error
+	for _, p := range parts {
+		errs = append(errs, o.add(ctx, w, p, local, marks))
+	}
+	return errors.Join(errs...)
+}
+
+func (o *Others) add(ctx context.Context, w *explain.Walk, c explain.Part, local func(netip.Addr) bool, marks uint32) error {
 	t, err := o.tables(ctx, w, service.FamilyOf(c.To.Addr()))
 	if err != nil {
 		return err
@@ -267,14 +280,18 @@ func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local f
 	if o.node == nil {
 		o.node = &packet.System{IsLocal: local}
 	}
-	f := &packet.Connection{Conn: c, Action: w.Action, Targets: o.sample(w.Targets), Via: w.Via, Served: w.Served, Marks: marks, Here: w.Here}
+	f := &packet.Connection{Conn: c.Conn, Action: w.Action, Targets: o.sample(c.Targets), Via: w.Via, Served: w.Served, Marks: marks, Mark: c.Mark, Here: w.Here}
 	if c.Interface != "" {
 		f.In = o.node.Entry(c.Interface, c.From)
 	}
 	all, err := packet.Follow(t.kernel, t.legacy, o.node, f)
-	w.Others = append(w.Others, all...)
+	for i := range all {
+		if !slices.ContainsFunc(w.Others, func(x explain.Other) bool { return reflect.DeepEqual(x, all[i]) }) {
+			w.Others = append(w.Others, all[i])
+		}
+	}
 	w.Obstacles, w.Doubts = append(w.Obstacles, f.Way.Obstacles...), append(w.Doubts, f.Way.Doubts...)
-	w.Routes, w.Replies = f.Way.Routes, f.Way.Replies
+	w.AddRoutes(f.Way.Routes, f.Way.Replies)
 	if note := f.Note(); note != "" && len(all) > 0 {
 		w.Notes = append(w.Notes, note)
 	}

@@ -24,6 +24,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/peers"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -52,6 +53,8 @@ type Reader struct {
 
 	// Tracker is set by what reads an API server: it has what was read.
 	Tracker *track.Tracker
+	// Nodes is set to the nodes of endpoints with direct return, and this one, as far as they are known.
+	Nodes peers.Fixed
 
 	faults []string // of Services as manifests have them
 }
@@ -110,7 +113,20 @@ func (r *Reader) Manifests(ctx context.Context, paths []string) (*track.Tracker,
 	for _, f := range r.faults[:min(len(r.faults), MostProblems)] {
 		r.report("problem: %s", printable.Text(f))
 	}
+	r.readNodes(ctx, t.Latest(), files.Nodes)
 	return t, err
+}
+
+// readNodes sets Nodes. A user who may not read them gets none.
+func (r *Reader) readNodes(ctx context.Context, s *service.Snapshot, read func(context.Context, []string, func(string, []netip.Addr)) error) {
+	r.Nodes = peers.Fixed{}
+	if s == nil || len(service.DirectNodes(s)) == 0 {
+		return
+	}
+	err := read(ctx, append(service.DirectNodes(s), s.Node.Name), func(name string, all []netip.Addr) { r.Nodes[name] = all })
+	if err != nil {
+		r.report("note: nodes with direct return are not known: %s", printable.Error(err))
+	}
 }
 
 // ReadPipes returns the content of standard input and of pipes, by path. They can be read once only.
@@ -209,6 +225,7 @@ func (r *Reader) API(ctx context.Context, timeout time.Duration) (*service.Snaps
 
 // Server reads from an API server, for a time.
 func (r *Reader) Server(ctx context.Context, to *rest.Config, timeout time.Duration) (*service.Snapshot, error) {
+	outer := ctx
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	t, sink := r.tracker()
@@ -220,6 +237,9 @@ func (r *Reader) Server(ctx context.Context, to *rest.Config, timeout time.Durat
 	err := api.Run(ctx, endingSink{sink, cancel})
 	if s := t.Latest(); s != nil {
 		r.Tracker = t
+		nodes, cancel := context.WithTimeout(outer, timeout)
+		defer cancel()
+		r.readNodes(nodes, s, api.Nodes)
 		return s, nil
 	}
 	if last := latest.Load(); last != nil {
