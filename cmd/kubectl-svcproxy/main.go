@@ -57,8 +57,9 @@ namespace, with the network of the node and with the service account and the ima
 that DaemonSet. Where such pods run in two namespaces, --namespace selects one.
 
 You need the rights to list pods and daemonsets in the namespace of the proxy, in all
-namespaces without --namespace, to get the pod in explain pod/NAMESPACE/NAME, to create
-pods/exec, and to list nodes, which tells those without the proxy.
+namespaces without --namespace, to get the pod of the proxy and that in explain
+pod/NAMESPACE/NAME, to create pods/exec, and to list nodes, which tells those without
+the proxy.
 
 The exit code is that of the command, the highest of many, and 2 if it could not be run.
 

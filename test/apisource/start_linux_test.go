@@ -18,6 +18,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -415,10 +416,11 @@ func TestNoSuchNode(t *testing.T) {
 }
 
 // TestKubectlPlugin finds pods with a real kubectl and API server. There is no kubelet, so
-// a script in place of kubectl prints what kubectl exec would be asked for.
+// a script in place of kubectl prints what kubectl exec would be asked for, unless the user
+// may not do that.
 func TestKubectlPlugin(t *testing.T) {
 	t.Parallel()
-	w := newFixture(t, cluster.Options{})
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	for _, p := range []struct{ namespace, name, node, app string }{
 		{"kube-system", "kubeproxy-a", "node-a", "kubeproxy"}, {"kube-system", "kubeproxy-b", "node-b", "kubeproxy"},
 		{"kube-system", "other", "node-b", "other"}, {namespace, "cart-0", "node-b", "cart"},
@@ -430,33 +432,52 @@ func TestKubectlPlugin(t *testing.T) {
 		_, err := w.Client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
 		kit.Must(t, err)
 	}
+	w.allow(t, "lister", rbacv1.PolicyRule{Verbs: []string{"get", "list"}, APIGroups: []string{""}, Resources: []string{"pods"}})
 	path := w.plugin(t)
 	for _, tc := range []struct {
-		args string
-		code int
-		want string
+		user, args string
+		code       int
+		want       string
 	}{
-		{"status --node node-a", 3, "--namespace=kube-system --container=kube-proxy kubeproxy-a -- kube-proxy status"},
-		{"explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b --pod-address=10.244.1.7 --pod-address=fd00:10:244::7 --pod-node=node-b pod/"},
-		{"-n " + namespace + " status --node node-a", 2, "no pod with labels"},
-		{"-n " + namespace + " status --node node-b", 2, "app.kubernetes.io/name=cart, not kubeproxy"},
-		{"version", 2, "want --node NODE, one of node-a, node-b"},
-		{"status --failing", 2, "Nodes: 3, well: 0, not well: 0, without answer: 3"},
-		{"status --node node-b", 3, "DaemonSet other, which controls it, has the label app.kubernetes.io/name=other, not kubeproxy"},
-		{"status", 2, "no pod of the proxy runs there, and the Node is Unknown"},
-		{"status --nodes pool=of-node-b -o jsonpath={.nodes[*].pod}", 2, "kube-system/kubeproxy-b"},
-		{"status --nodes pool=none", 2, "no Node has labels pool=none"},
-		{"status --node node-c", 2, "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c"},
-		{"explain pod/" + namespace + "/none svc/" + namespace + "/web", 2, `pods "none" not found`},
+		{"", "status --node node-a", 3, "--namespace=kube-system --container=kube-proxy kubeproxy-a -- kube-proxy status"},
+		{"", "explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b --pod-address=10.244.1.7 --pod-address=fd00:10:244::7 --pod-node=node-b pod/"},
+		{"", "-n " + namespace + " status --node node-a", 2, "no pod with labels"},
+		{"", "-n " + namespace + " status --node node-b", 2, "app.kubernetes.io/name=cart, not kubeproxy"},
+		{"", "version", 2, "want --node NODE, one of node-a, node-b"},
+		{"", "status --failing", 2, "Nodes: 3, well: 0, not well: 0, without answer: 3"},
+		{"", "status --node node-b", 3, "DaemonSet other, which controls it, has the label app.kubernetes.io/name=other, not kubeproxy"},
+		{"", "status", 2, "no pod of the proxy runs there, and the Node is Unknown"},
+		{"", "status --nodes pool=of-node-b -o jsonpath={.nodes[*].pod}", 2, "kube-system/kubeproxy-b"},
+		{"", "status --nodes pool=none", 2, "no Node has labels pool=none"},
+		{"", "status --node node-c", 2, "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c"},
+		{"", "explain pod/" + namespace + "/none svc/" + namespace + "/web", 2, `pods "none" not found`},
+		{"nobody", "status", 2, "want the right to list pods in all namespaces, or --namespace with that of the proxy"},
+		{"lister", "status", 2, "want the right to list daemonsets.apps in all namespaces"},
+		{"lister", "status", 2, `nodes is forbidden: User "lister" cannot list resource "nodes"`},
+		{"lister", "status", 2, `Nodes: 2, well: 0, not well: 0, without answer: 2`},
+		{"lister", "status", 2, `User "lister" cannot create resource "pods/exec" in API group "" in the namespace "kube-system"`},
 	} {
-		cmd := exec.Command("kubectl", append([]string{"svcproxy", "--kubeconfig=" + w.kubeconfig(t, cluster.Login{})}, strings.Fields(tc.args)...)...)
-		cmd.Path, cmd.Env = filepath.Join(path, "kubectl"), []string{"HOME=" + t.TempDir(), "PATH=" + path + ":/usr/bin:/bin"}
+		cmd := exec.Command("kubectl", append([]string{"svcproxy", "--kubeconfig=" + w.kubeconfig(t, cluster.Login{User: tc.user})}, strings.Fields(tc.args)...)...)
+		cmd.Path, cmd.Env = filepath.Join(path, "kubectl"), []string{"HOME=" + t.TempDir(), "PATH=" + path + ":/usr/bin:/bin", "REAL=" + tc.user}
 		out, err := program.Run(t, w.lab.Node, cmd)
 		kit.Need(t, err == nil || cmd.ProcessState != nil, "%v", err)
 		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(out, tc.want) {
-			t.Errorf("%s: exit %d, want %d with %q\n%s", tc.args, code, tc.code, tc.want, out)
+			t.Errorf("%s %s: exit %d, want %d with %q\n%s", tc.user, tc.args, code, tc.code, tc.want, out)
 		}
 	}
+}
+
+// allow gives a user a right in all namespaces.
+func (w fixture) allow(t *testing.T, user string, rule rbacv1.PolicyRule) {
+	t.Helper()
+	name := metav1.ObjectMeta{Name: user}
+	_, err := w.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{rule}}, metav1.CreateOptions{})
+	kit.Must(t, err)
+	_, err = w.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: name, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	kit.Must(t, err)
 }
 
 // run makes a pod that runs on a node.
@@ -510,7 +531,7 @@ func (w fixture) plugin(t *testing.T) string {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the plugin: %v\n%s", err, out)
 	}
-	script := fmt.Sprintf("#!/bin/sh\nfor a; do case $a in exec) echo \"$@\"; exit 3;; --) break;; esac; done\nexec %s \"$@\"\n", filepath.Join(programs, "kubectl"))
+	script := fmt.Sprintf("#!/bin/sh\n[ -n \"$REAL\" ] || for a; do case $a in exec) echo \"$@\"; exit 3;; --) break;; esac; done\nexec %s \"$@\"\n", filepath.Join(programs, "kubectl"))
 	kit.Must(t, os.WriteFile(filepath.Join(folder, "kubectl"), []byte(script), 0o755))
 	return folder
 }
