@@ -24,6 +24,7 @@ import (
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/terminal"
 	"kubeproxy/common/trafficview"
@@ -328,8 +329,7 @@ func (f *fleet) status(ctx context.Context, out io.Writer) (int, error) {
 		switch {
 		case err != nil:
 			return 0, err
-		case until != "" && !met && time.Now().Add(pause).Before(end):
-			time.Sleep(pause)
+		case until != "" && !met && time.Now().Add(pause).Before(end) && reconcile.Pause(ctx, pause):
 			continue
 		case met:
 			f.results.OK, f.results.ExitCode = true, 0
@@ -495,8 +495,9 @@ func (f *fleet) dumpNode(ctx context.Context, t *target, path string, args []str
 	switch whole = err == nil || whole && ended.ExitCode() == 1; {
 	case closeErr != nil:
 		err = closeErr
-	case whole && size > 0 && err != nil:
-		return 1, "" // a part is not in it
+	case whole && size > 0 && err != nil: // a part is not in it
+		f.warn(f.problems, fmt.Errorf("node %s: %s", t.node, lastLine(problems.text, err.Error())))
+		return 1, ""
 	case whole && size > 0:
 		return 0, ""
 	}

@@ -148,7 +148,7 @@ node-4                      no answer                                           
 node-5                      no answer                                                                                        it answers no JSON: "<html>\x1b[31m"
 node-6                      no answer                                                                                        it answers something else than the state of a proxy
 node-9                      no answer                                                                                        Error from server (Forbidden): pods "pod-9" is forbidden: User "eve" cannot create resource "pods/exec"
-node-1   v1.2.0   nftables  not healthy, as traffic is blocked by setting-x   3/3       8          7           acceleration  the kernel does not forward
+node-1   v1.2.0   nftables  blocked   3/3       8          7           acceleration  the kernel does not forward
 node-11  v1.2.0   nftables  healthy                                           2/3       8          7           acceleration  shop/web: failed, no space
 node-7   v1.1.0   nftables  healthy                                           3/3       8          7           acceleration  most nodes have version v1.2.0
 node-8   v1.2.0   nftables  healthy                                           3/3       5          7           acceleration  most nodes know 8 endpoints, -3 here
@@ -266,7 +266,7 @@ func TestDoctorOfAllNodes(t *testing.T) {
 	found := func(id, severity, subject, what string) string {
 		return fmt.Sprintf(`{"id":%q,"severity":%q,"subject":%q,"what":%q,"why":"a reason of another version"}`, id, severity, subject, what)
 	}
-	sick := runs(report(passes("found", ""), found("setting", "risk", "a", "a is 1")+","+found("newer", "risk", "", "new")))
+	sick := runs(report(passes("found", ""), found("setting", "risk", "a", "a is 1")+","+found("newer", "risk", "", "new")+","+strings.Replace(found("conntrack-full", "blocks", "", "full"), `"what"`, `"cause":"setting","what"`, 1)))
 	worse := runs(report(passes("failed", "no rights"), found("setting", "risk", "a", "a is 2")+","+found("ip-forward", "blocks", "", "off")))
 	sick.Exit, worse.Exit = 1, 2
 	plugin, asked := cluster(t, runs(report(passes("ok", "all"), "")), sick, worse, runs("{}"), node{State: "Ready"})
@@ -274,7 +274,7 @@ func TestDoctorOfAllNodes(t *testing.T) {
 	for _, want := range []string{
 		"node     all 3 nodes, linux, mode nftables", "failed   settings  1 of 3 nodes (node-2): no rights",
 		"1. BLOCKS  ip-forward", "1 of 3 nodes (node-2): off", "2. RISK  setting", "2 of 3 nodes (node-1, node-2): on node-1, a is 1",
-		"3. RISK  newer", "advice   a reason of another version", "3 findings, 1 of 1 checks could not look",
+		"3. RISK  newer", "4. BLOCKS  conntrack-full", "advice   a reason of another version", "3 findings, 1 of 1 checks could not look",
 		"node-3     it answers something else than the findings of a node", "node-4     no pod of the proxy runs there",
 	} {
 		kit.Check(t, strings.Contains(out, want), "want %q", want)
@@ -282,7 +282,7 @@ func TestDoctorOfAllNodes(t *testing.T) {
 	kit.Check(t, code == 2 && !t.Failed(), "exit %d\n%s%s", code, problems, out)
 	kit.Check(t, strings.HasSuffix(asked(0), "-- kube-proxy doctor --output=json --all"), "node-0 was asked: %s", asked(0))
 	code, out, problems = plugin("doctor", "-o", "jsonpath={.nodes[1].answer.findings[*].id}")
-	kit.Check(t, code == 2 && out == "setting newer", "as data: exit %d, %s%s", code, out, problems)
+	kit.Check(t, code == 2 && out == "setting newer conntrack-full", "as data: exit %d, %s%s", code, out, problems)
 }
 
 // TestTopOfAllNodes adds up what nodes carry, also where one has just begun to count.
@@ -303,17 +303,17 @@ func TestTopOfAllNodes(t *testing.T) {
 // TestArchives has one for each node. What is not whole is removed.
 func TestArchives(t *testing.T) {
 	part, none := runs("archive"), node{"Ready", "Running", 2, "arch", "kube-proxy: no rights\n", 0, nil, ""}
-	part.Exit = 1
+	part.Exit, part.Err = 1, "kube-proxy: not collected: log\ncommand terminated with exit code 1\n"
 	plugin, asked := cluster(t, runs("archive"), part, none, node{State: "Ready"})
 	t.Chdir(t.TempDir())
 	kit.Must(t, os.Mkdir("a.b", 0o700))
 	code, out, problems := plugin("support-dump", "a.b/dump.tar.gz")
 	want := "a.b/dump-node-0.tar.gz\na.b/dump-node-1.tar.gz\n\nNO ANSWER  WHY\nnode-2     kube-proxy: no rights\nnode-3     no pod of the proxy runs there\n"
-	kit.Check(t, code == 2 && out == want, "exit %d\n%s%s", code, out, problems)
+	kit.Check(t, code == 2 && out == want && problems == "kubectl svcproxy: warning: node node-1: kube-proxy: not collected: log\n", "exit %d\n%s%s", code, out, problems)
 	names, err := filepath.Glob("a.b/*")
 	kit.Check(t, err == nil && len(names) == 2 && strings.HasSuffix(asked(0), "-- kube-proxy support-dump -"), "%v, %q, %s", err, names, asked(0))
-	code, out, _ = plugin("support-dump", "a.b/dump.tar.gz", "--nodes", "pool=blue")
-	kit.Check(t, code == 2 && strings.Contains(out, "file exists"), "again: exit %d\n%s", code, out)
+	code, out, _ = plugin("support-dump", "-l", "pool=blue", "a.b/dump.tar.gz")
+	kit.Check(t, code == 2 && strings.Contains(out, "file exists") && strings.Count(out, "\n") == 3, "again: exit %d\n%s", code, out)
 	code, _, problems = plugin("support-dump", "-")
 	kit.Check(t, code == 2 && strings.Contains(problems, "want a FILE, or --node NODE"), "to standard output: exit %d\n%s", code, problems)
 }

@@ -49,8 +49,8 @@ status prints a line for each: the worst first, then those whose version or numb
 endpoints differs from most; --failing lists these alone. doctor prints equal findings
 once, top adds up, support-dump writes FILE-NODE for each. With -o json, an object has
 each node's answer or error. For other commands, the Node is that of the pod in explain
-pod/NAMESPACE/NAME, or the only one that has the proxy. Where an endpoint of the answer
-is on another Node, explain goes on there, with what arrives at the first of them.
+pod/NAMESPACE/NAME, or the only one that has the proxy. Where endpoints are on
+other Nodes, explain goes on there, on three at most, with what arrives.
 
 A pod is asked if the labels fit, and a DaemonSet that is there controls it in the same
 namespace, with the network of the node and with the service account and the images of
@@ -65,7 +65,8 @@ The exit code is that of the command, the highest of many, and 2 if it could not
 
 Flags ahead of COMMAND:
       --node NODE            the Node; it may stand behind COMMAND, too
-  -l, --nodes LABELS         Nodes; --nodes may stand behind COMMAND, too
+  -l, --nodes LABELS         Nodes; it may stand behind COMMAND, too, where -l of status is
+                             about Services
   -n, --namespace NAMESPACE  of the pods of the proxy (all namespaces)
       --pods LABELS          of the pods of the proxy (app.kubernetes.io/name=kubeproxy)
   -c, --container NAME       of the proxy (kube-proxy)
@@ -169,7 +170,11 @@ func (p *plugin) flag(name string) *string {
 func (p *plugin) setCommand(args []string) error {
 	for len(args) > 0 {
 		name, value, given := strings.Cut(args[0], "=")
-		if name != "--node" && name != "--nodes" {
+		nodes := name == "--nodes" || (name == "-l" || name == "--selector") && len(p.command) > 0 && p.command[0] != "status"
+		if nodes {
+			name = "--nodes"
+		}
+		if name != "--node" && !nodes {
 			p.command, args = append(p.command, args[0]), args[1:]
 			continue
 		}
@@ -325,29 +330,46 @@ func (p *plugin) attach(at *pod, args, settings []string, to streams) (int, erro
 	return 0, err
 }
 
-// secondHalf explains, on the node of the first endpoint that is elsewhere, what becomes of the
-// translated connection there.
-func (p *plugin) secondHalf(ctx context.Context, at *pod, settings []string, to streams) (int, error) {
-	_, args := option(p.command, "--output", "-o")
+// mostHalves is on how many other nodes explain goes on.
+const mostHalves = 3
+
+// secondHalf explains, on the other nodes that have endpoints, what becomes of the translated
+// connection to the first one there.
+func (p *plugin) secondHalf(ctx context.Context, at *pod, settings []string, to streams) (code int, err error) {
+	format, args := option(p.command, "--output", "-o")
 	_, args = given(args, "--probe", "--probe=true")
 	cmd, err := p.exec(at, append(args, "--output=json"), nil, settings)
 	if err != nil {
 		return 0, err
 	}
 	answer, problems := &bounded{most: mostAnswer}, &bounded{most: 1 << 16}
-	var x explain.Explanation
 	err = runFor(ctx, cmd, timeOf(args), answer, problems)
+	var x explain.Explanation
 	text, _, why := read(answer.text, problems.text, err)
 	if why != "" || json.Unmarshal(text, &x) != nil {
 		return 0, nil // the first half says why
 	}
-	i := slices.IndexFunc(x.Endpoints, func(e explain.Endpoint) bool {
-		return e.Chosen && e.Node != "" && e.Node != at.Spec.NodeName
-	})
-	if i < 0 {
-		return 0, nil // it stays on the node, or goes nowhere
+	seen := map[string]bool{"": true, at.Spec.NodeName: true}
+	for _, e := range x.Endpoints {
+		if !e.Chosen || seen[e.Node] || len(seen) == 2+mostHalves {
+			continue
+		}
+		seen[e.Node] = true
+		half := []string{"explain", sourceThere(&x, &e, at), strings.TrimSuffix(e.Address+"/"+strings.ToLower(x.Protocol), "/tcp")}
+		if format != "" {
+			half = append(half, "--output="+format)
+		}
+		second, err := p.goOn(e, half, to)
+		if err != nil {
+			return 0, err
+		}
+		code = max(code, second)
 	}
-	e := x.Endpoints[i]
+	return code, nil
+}
+
+// goOn explains on the node of an endpoint, if that has the proxy.
+func (p *plugin) goOn(e explain.Endpoint, half []string, to streams) (int, error) {
 	fmt.Fprintf(to.problems, "kubectl svcproxy: endpoint %s is on node %s, which gets this:\n", printable.Text(e.Address), printable.Text(e.Node))
 	p.node = e.Node
 	ours, _, err := p.find(to.problems)
@@ -358,11 +380,6 @@ func (p *plugin) secondHalf(ctx context.Context, at *pod, settings []string, to 
 	if err != nil {
 		p.warn(to.problems, err)
 		return 0, nil
-	}
-	format, _ := option(p.command, "--output", "-o")
-	half := []string{"explain", sourceThere(&x, &e, at), strings.TrimSuffix(e.Address+"/"+strings.ToLower(x.Protocol), "/tcp")}
-	if format != "" {
-		half = append(half, "--output="+format)
 	}
 	fmt.Fprintln(to.out)
 	return p.attach(there, half, nil, to)

@@ -88,11 +88,13 @@ var halves = map[string]string{
 	"svc/shop/far-away": half("kept", "node-c", "10.244.2.9:8080", "TCP"),
 	"svc/shop/far-here": half("kept", "node-b", "10.244.2.9:8080", "TCP"),
 	"svc/shop/far-fool": "<html>",
+	"svc/shop/far-many": strings.Replace(half("kept", "node-c", "10.244.2.9:8080", "TCP"), `"endpoints":[`, `"endpoints":[{"address":"10.244.2.6:80","node":"node-a","chosen":true,"client":"kept"},
+		{"address":"10.244.2.6:80","node":"node-x","chosen":true},{"address":"10.244.2.6:80","node":"node-y","chosen":true},`, 1),
 }
 
 func half(client, node, address, protocol string) string {
 	return fmt.Sprintf(`{"node":"node-b","source":"10.244.1.7","protocol":%q,"endpoints":[{"address":"10.244.3.3:8080","node":"node-f","chosen":false},
-		{"address":%q,"node":%q,"chosen":true,"client":%q}]}`, protocol, address, node, client)
+		{"address":%q,"node":%q,"chosen":true,"client":%q},{"address":"10.244.2.5:8080","node":%[3]q,"chosen":true,"client":"kept"}]}`, protocol, address, node, client)
 }
 
 // TestSecondHalf goes on where the endpoint is, with what arrives there.
@@ -103,7 +105,7 @@ func TestSecondHalf(t *testing.T) {
 		"far":        there + "10.244.1.7 10.244.2.9:8080\n",
 		"far -oyaml": there + "10.244.1.7 10.244.2.9:8080 --output=yaml\n",
 		"far:dns":    there + "2001:db8::7 [fd00::9]:53/udp\n",
-		"far-away":   "", "far-here": "", "far-fool": "",
+		"far-away":   "", "far-here": "", "far-fool": "", "far-many": there + "10.244.1.7 10.244.2.6:80\n",
 	} {
 		code, out, problems := plugin(append([]string{"explain", "pod/shop/cart-0"}, strings.Fields("svc/shop/"+to)...)...)
 		first, second, _ := strings.Cut(out, "\n\n")

@@ -88,7 +88,7 @@ func mergeChecks(all []*Report) []CheckResult {
 	return merged
 }
 
-// mergeFindings has the worst and most frequent findings first.
+// mergeFindings has the worst and most frequent findings first, and last what others explain.
 func mergeFindings(all []*Report) []Finding {
 	type key struct {
 		topic         Topic
@@ -112,7 +112,8 @@ func mergeFindings(all []*Report) []Finding {
 		}
 	}
 	slices.SortStableFunc(merged, func(a, b *found) int {
-		return cmp.Or(cmp.Compare(a.severity(), b.severity()), cmp.Compare(len(b.nodes), len(a.nodes)))
+		explained := cmp.Compare(min(len(a.Cause), 1), min(len(b.Cause), 1))
+		return cmp.Or(explained, cmp.Compare(a.severity(), b.severity()), cmp.Compare(len(b.nodes), len(a.nodes)))
 	})
 	findings := []Finding{}
 	for _, f := range merged {

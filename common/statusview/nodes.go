@@ -131,6 +131,9 @@ func (p *printer) nodes(all []NodeAnswer, u *usual, full bool) {
 		}
 		if a := x.Answer; a != nil {
 			row[1], row[2], row[3] = plain(sanitize(a.Version)), plain(sanitize(a.Mode)), healthCell(&a.Health)
+			if onlyBlocked(&a.Health) && len(a.Health.Blocked) > 0 { // the last column says by what
+				row[3] = painted("blocked", red)
+			}
 			row[4] = plain(fmt.Sprintf("%d/%d", a.Summary.Services-a.Summary.NotProgrammed, a.Summary.Services))
 			row[5] = number(a.Endpoints)
 			if full {
