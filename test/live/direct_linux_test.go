@@ -60,9 +60,10 @@ func newDirectCluster(t *testing.T) *directCluster {
 const traces = "ip link; ip rule; ip -6 rule; nft list tables | grep direct; ip route show table all | grep -w -e 107 -e encap; ip -6 route show table all | grep -w -e 107 -e encap"
 
 // run starts the proxy of a node.
-func (c *directCluster) run(t *testing.T, node string) {
+func (c *directCluster) run(t *testing.T, node string, more ...string) {
 	t.Helper()
-	c.proxies[node] = kubeProxy.Start(t, c.Host(node), "--manifests="+c.dir, "--hostname-override="+node, "--proxy-mode=nftables", "--cluster-cidr="+netlab.ClusterCIDR)
+	args := append([]string{"--manifests=" + c.dir, "--hostname-override=" + node, "--proxy-mode=nftables", "--cluster-cidr=" + netlab.ClusterCIDR}, more...)
+	c.proxies[node] = kubeProxy.Start(t, c.Host(node), args...)
 }
 
 // awaitLead waits until a node leads packets.
@@ -126,6 +127,32 @@ func (h held) live(t *testing.T) (n int) {
 	return n
 }
 
+// strict has a node of endpoints filter by reverse path. It and the ingress node say so, and new connections are
+// translated.
+func (c *directCluster) strict(t *testing.T) {
+	t.Helper()
+	says := func(node, what string) func() bool {
+		return func() bool {
+			text := reportOf(t, c.proxies[node], program.MetricsAddr).Conditions["lacking-IPv4"]
+			return strings.Contains(text, what) && (text == "") == (what == "")
+		}
+	}
+	const name = "sysctl -w net.ipv4.conf.all.rp_filter="
+	c.on(t, netlab.OtherName, name+"1")
+	kit.Until(t, "the ingress node lacks the other one", says("node-d", netlab.OtherName))
+	kit.Until(t, "that one says why", says(netlab.OtherName, "rp_filter"))
+	for _, w := range ways() {
+		if w.kind == service.LoadBalancerIP {
+			a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: w.proto, To: c.web.at(w.kind, w.family)})
+			if err != nil || a.Outcome != netlab.Answered || a.Masqueraded() != (w.family == service.IPv4) {
+				t.Errorf("%v: %+v, %v", w, a, err)
+			}
+		}
+	}
+	c.on(t, netlab.OtherName, name+"2")
+	kit.Until(t, "the ingress node leads again", says("node-d", ""))
+}
+
 // TestDirectReturn has the router change the ingress node of open connections. The new one is one
 // without endpoints, one with some, one whose proxy is killed and starts again, and the first one again.
 func TestDirectReturn(t *testing.T) {
@@ -169,9 +196,23 @@ func TestDirectReturn(t *testing.T) {
 	stay("a node with endpoints")
 	c.ingress(t, "node-c")
 	stay("the first node again")
+	c.ingress(t, "node-d")
+	first := c.proxies["node-d"]
+	c.run(t, "node-d", "--healthz-bind-address="+secondHealth, "--metrics-bind-address="+secondMetrics)
+	kit.Until(t, "a second process probes from node-d", func() bool {
+		owner := fmt.Sprintf("pid=%d,", c.proxies["node-d"].Pid())
+		return strings.Count(c.on(t, "node-d", "ss -lunp sport = :10256"), owner) == len(service.Families)
+	})
+	stay("a second process took over")
+	c.proxies["node-d"].Stop(t)
+	c.proxies["node-d"] = first
+	stay("it ended")
+	c.awaitLead(t, "node-d")
+	stay("the first one is sure of its peers")
 	kit.Must(t, c.Host("node-c").Unplug())
 	c.ingress(t, "node-d")
 	stay("the first node is gone")
+	c.strict(t)
 	c.saveAnnotated(t, c.web, track.AnnotationDirectReturn, "off")
 	for i, name := range directNodes {
 		if name != "node-c" {

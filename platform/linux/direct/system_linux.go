@@ -188,7 +188,7 @@ func (k *Kernel) settings(l netlink.Link) (fault string, err error) {
 				return "", fmt.Errorf("give device %s the address %s: %w", Device, anyAddress, err)
 			}
 		case "1":
-			return fmt.Sprintf("direct return of IPv4 loses packets here, as the node drops what comes from clients through %s: want 0 or 2 in net.ipv4.conf.%s.rp_filter", Device, where), nil
+			return fmt.Sprintf("direct return of IPv4 to this node is off, as it drops what comes from clients through %s: want 0 or 2 in net.ipv4.conf.%s.rp_filter", Device, where), nil
 		}
 	}
 	return "", nil
