@@ -355,3 +355,29 @@ func survive(t *testing.T, f service.Family, proto string) {
 		t.Errorf("%v served, %d of %d connections live", seen, live, len(conns))
 	}
 }
+
+// TestEndpointLeaves has an endpoint leave the list, as one that terminates. Its node knows its connections: they
+// go on if their slot is of another endpoint there.
+func TestEndpointLeaves(t *testing.T) {
+	p, all := newProxies(t), []*netlab.Conn{}
+	p.ends = p.ends[1:]
+	p.everywhere(t, []string{"node-c"}, func(f service.Family, _ string) {
+		for _, proto := range slices.Repeat(protocols(), 10) {
+			c, a, err := p.Host("customer").Open(t.Context(), netlab.Query{Proto: proto, To: netip.AddrPortFrom(balancer[f], 80)})
+			if err == nil {
+				a, err = c.Ask(t.Context())
+			}
+			kit.Must(t, err)
+			kit.Check(t, a.Outcome == netlab.Answered, "%s %s: %+v", f, proto, a)
+			all = append(all, c)
+		}
+	})
+	p.ends = p.ends[1:]
+	p.everywhere(t, []string{"node-d"}, func(service.Family, string) {})
+	for _, c := range all {
+		a, err := c.Ask(t.Context())
+		if err != nil || a.Outcome != netlab.Answered || a.Masqueraded() {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+}
