@@ -56,28 +56,35 @@ const (
 
 var columns = [...]string{"status", "doctor", "explain", "probe"}
 
-// forwarded are the modes in which the kernel forwards a packet of the client.
-const forwarded = "nftables iptables"
+// forwarded are the modes in which the kernel forwards a packet of the client, and answered those
+// in which it forwards the answer to it.
+const (
+	forwarded = "nftables iptables"
+	answered  = forwarded + " ipvs"
+)
 
 var troubles = []trouble{
 	{name: "IP forwarding is off", plant: "echo 0 > /proc/sys/net/ipv4/ip_forward", mend: "echo 1 > /proc/sys/net/ipv4/ip_forward",
-		tells: "status doctor explain", says: []string{"ip_forward"}, modes: forwarded},
+		tells: "status doctor explain", says: []string{"ip_forward"}, modes: answered},
 	{name: "the client's interface does not forward", plant: "echo 0 > /proc/sys/net/ipv4/conf/veth-shopper/forwarding", mend: "echo 1 > /proc/sys/net/ipv4/conf/veth-shopper/forwarding",
 		tells: "explain", says: []string{"net.ipv4.conf.veth-shopper.forwarding"}, modes: forwarded},
 	{name: "the interface of the replies does not forward", plant: "echo 0 > /proc/sys/net/ipv4/conf/eth0/forwarding", mend: "echo 1 > /proc/sys/net/ipv4/conf/eth0/forwarding",
-		tells: "doctor explain", says: []string{"net.ipv4.conf.eth0.forwarding"}, modes: forwarded},
-	{name: "strict rp_filter, and the client is elsewhere by the routes", from: "customer", to: "192.0.2.10:30010",
-		plant: "ip link add stray type veth peer name lost; ip link set lost up; ip link set stray up; ip route add 192.0.2.100/32 dev stray; echo 1 > /proc/sys/net/ipv4/conf/eth0/rp_filter; ip route flush cache",
-		mend:  "ip link del stray; echo 0 > /proc/sys/net/ipv4/conf/eth0/rp_filter", tells: "explain", says: []string{"192.0.2.100", "stray"}},
+		tells: "doctor explain", says: []string{"net.ipv4.conf.eth0.forwarding"}, modes: answered},
+	{name: "strict rp_filter, and the routes lead to the client elsewhere", from: "customer", to: "192.0.2.10:30010",
+		plant: "ip link add stray type veth peer name lost; ip link set lost up; ip link set stray up; ip route add 192.0.2.100/32 dev stray; cd /proc/sys/net/ipv4/conf; echo 0 > all/rp_filter; echo 1 > eth0/rp_filter",
+		mend:  "ip link del stray; cd /proc/sys/net/ipv4/conf; echo 0 > eth0/rp_filter; echo 2 > all/rp_filter", tells: "explain", says: []string{"rp_filter of interface eth0 is 1 (strict), and the node reaches it by stray"}},
+	{name: "the routes lead to the client elsewhere", from: "customer", to: "192.0.2.10:30010",
+		plant: "ip link add stray type veth peer name lost; ip link set lost up; ip link set stray up; ip route add 192.0.2.100/32 dev stray",
+		mend:  "ip link del stray", tells: "explain", says: []string{"nobody answers ARP for 192.0.2.100 on interface stray", "it answers on eth0"}},
 	{name: "a rule by source selects another table", plant: "ip rule add from 10.244.1.13 to 10.244.2.0/24 lookup 77; ip route add blackhole default table 77",
-		mend: "ip rule del from 10.244.1.13 to 10.244.2.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: forwarded},
+		mend: "ip rule del from 10.244.1.13 to 10.244.2.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: answered},
 	{name: "a rule by interface selects another table", plant: "ip rule add iif veth-shopper to 10.244.2.0/24 lookup 77; ip route add unreachable default table 77",
-		mend: "ip rule del iif veth-shopper to 10.244.2.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: forwarded},
+		mend: "ip rule del iif veth-shopper to 10.244.2.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: answered},
 	{name: "a rule by mark selects another table", from: "customer", to: "192.0.2.10:30011",
 		plant: "ip rule add fwmark 0x4000/0x4000 to 10.244.1.0/24 lookup 77; ip route add prohibit default table 77",
-		mend:  "ip rule del fwmark 0x4000/0x4000 to 10.244.1.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: forwarded},
+		mend:  "ip rule del fwmark 0x4000/0x4000 to 10.244.1.0/24 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: answered},
 	{name: "a rule takes the replies", plant: "ip rule add iif eth0 to 10.244.1.13 lookup 77; ip route add blackhole default table 77",
-		mend: "ip rule del iif eth0 to 10.244.1.13 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: forwarded},
+		mend: "ip rule del iif eth0 to 10.244.1.13 lookup 77; ip route flush table 77", tells: "explain", says: []string{"table 77"}, modes: answered},
 	{name: "the route to the endpoint is a black hole", plant: "ip route add blackhole 10.244.2.11/32", mend: "ip route del blackhole 10.244.2.11/32",
 		tells: "doctor explain", says: []string{"10.244.2.11", "blackhole"}},
 	{name: "the node of the endpoint is dead", begin: func(t *testing.T, c *troubled) func() {
@@ -102,9 +109,9 @@ var troubles = []trouble{
 		return func() { nft(t, c.Host("web-1"), "delete table inet silent\n") }
 	}, tells: "probe", says: []string{"10.244.1.11:8080"}},
 	{name: "a reply is dropped", plant: "nft 'table inet other { chain back { type filter hook forward priority 0; ip saddr 10.244.2.11 tcp sport 8080 drop; }; }'",
-		mend: "nft delete table inet other", tells: "doctor explain", says: []string{"chain back of table inet other"}, modes: forwarded},
+		mend: "nft delete table inet other", tells: "doctor explain", says: []string{"chain back of table inet other"}, modes: answered},
 	{name: "a policy drops what is forwarded", plant: "nft 'table inet corp { chain through { type filter hook forward priority 0; policy drop; }; }'",
-		mend: "nft delete table inet corp", tells: "doctor explain", says: []string{"policy", "table inet corp"}, modes: forwarded},
+		mend: "nft delete table inet corp", tells: "doctor explain", says: []string{"policy", "table inet corp"}, modes: answered},
 	{name: "a rule of iptables drops it", plant: "iptables-nft -I FORWARD -d 10.244.2.11 -j DROP", mend: "iptables-nft -D FORWARD -d 10.244.2.11 -j DROP",
 		tells: "doctor explain", says: []string{"chain FORWARD of table", "drops packets to 10.244.2.11:8080"}, modes: forwarded},
 	{name: "a program drops it before connection tracking", plant: "nft 'table inet early { chain pre { type filter hook prerouting priority -400; ip saddr 10.244.1.13 ip daddr 10.96.0.0/16 drop; }; }'",
@@ -118,9 +125,9 @@ var troubles = []trouble{
 	{name: "a queueing discipline drops it", plant: "tc qdisc add dev eth0 root tbf rate 8bit burst 20 limit 20", mend: "tc qdisc del dev eth0 root",
 		tells: "probe", says: []string{"queueing discipline tbf of interface eth0"}},
 	{name: "the routes have a black hole for the client", plant: "ip route replace blackhole 10.244.1.13/32", mend: "ip route replace 10.244.1.13/32 dev veth-shopper",
-		tells: "explain", says: []string{"answers of 10.244.2.11 to 10.244.1.13", "blackhole"}, modes: forwarded},
+		tells: "explain", says: []string{"no route for answers of", "to 10.244.1.13: blackhole"}},
 	{name: "the node has lost its address", from: "customer", to: "192.0.2.10:30010", plant: "ip addr del 192.0.2.10/24 dev eth0; ip addr add 192.0.2.12/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1",
-		mend: "ip addr del 192.0.2.12/24 dev eth0; ip addr add 192.0.2.10/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1", tells: "doctor explain", says: []string{"no interface of this node has the address 192.0.2.10"}, modes: forwarded + " userspace"},
+		mend: "ip addr del 192.0.2.12/24 dev eth0; ip addr add 192.0.2.10/24 dev eth0; ip route replace 10.244.2.0/24 via 192.0.2.11; ip route replace default via 192.0.2.1", tells: "doctor explain", says: []string{"no interface of this node has the address 192.0.2.10"}},
 	{name: "no address answers the NodePort", from: "customer", to: "192.0.2.10:30010", begin: func(t *testing.T, c *troubled) func() {
 		return c.restarted(t, "--nodeport-addresses=10.9.0.0/16")
 	}, tells: "doctor", says: []string{"10.9.0.0/16"}},
@@ -282,6 +289,7 @@ func (c *troubled) suffers(t *testing.T, x trouble) {
 	if x.begin != nil {
 		mend = x.begin(t, c)
 	} else {
+		c.connects(t, x) // so that the node knows the client
 		c.sh(t, x.plant+"\n")
 	}
 	c.sh(t, "conntrack -F 2>/dev/null\n")

@@ -62,6 +62,7 @@ const (
 type Neighbour struct {
 	Failed, Asking bool
 	Age            time.Duration // since it is so
+	At             string        // the interface at which it answers instead, if that is one alone
 }
 
 // Security is an IPsec policy that does not let packets pass as they are. Text is empty for none.
@@ -535,11 +536,14 @@ func (w *ways) next(l *Leg, r *Road) bool {
 	if hop.Is6() {
 		question = "neighbour solicitations"
 	}
+	where, look := "it is down, or elsewhere", fmt.Sprintf("ip neighbour show %s dev %s", hop, r.Out.Name)
+	if n.At != "" {
+		where, look = "it answers on "+n.At+", and the route leads astray", fmt.Sprintf("ip neighbour show %s; ip route get %s", hop, hop)
+	}
 	f := w.add(explain.Obstacle{
-		What: fmt.Sprintf("nobody answers %s for %s on interface %s, %s: it is down, or elsewhere", question, hop, r.Out.Name, who),
-		Look: fmt.Sprintf("ip neighbour show %s dev %s", hop, r.Out.Name),
+		What: fmt.Sprintf("nobody answers %s for %s on interface %s, %s: %s", question, hop, r.Out.Name, who, where), Look: look,
 	}, l.about())
-	f.doubt = n.Asking || n.Age > neighbourAge
+	f.doubt = n.At == "" && (n.Asking || n.Age > neighbourAge)
 	return f.doubt
 }
 

@@ -373,10 +373,14 @@ const userHZ = 100
 func (s *System) neighbour(on Link, a netip.Addr) Neighbour {
 	for _, n := range s.neighboursAt(on.Index, service.FamilyOf(a)) {
 		if addrOf(n.IP) == a {
-			return Neighbour{
+			x := Neighbour{
 				Failed: n.State&unix.NUD_FAILED != 0, Asking: n.State&unix.NUD_INCOMPLETE != 0,
 				Age: time.Duration(n.Updated) * time.Second / userHZ,
 			}
+			if at := s.heard(a); len(at) == 1 && at[0] != int(on.Index) {
+				x.At = link(at[0]).Name
+			}
+			return x
 		}
 	}
 	return Neighbour{}

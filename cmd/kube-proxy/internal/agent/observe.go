@@ -266,8 +266,8 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	}
 	w.Followed = slices.Concat(w.Followed, modes.Beside(t.config, service.FamilyOf(c.To.Addr())))
 	addRoute(w, c, local)
-	addOwner(w, c, want.Node, t.local)
 	decide := sync.OnceValue(func() route.Verdict { return route.Decide(want, c) })
+	addOwner(w, decide, c.To.Addr(), want.Node, t.local)
 	w.Here = func(a netip.AddrPort) bool {
 		return slices.ContainsFunc(decide().Endpoints, func(e service.Endpoint) bool { return e.Addr == a && e.Local })
 	}
@@ -319,12 +319,11 @@ func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 	}
 }
 
-// addOwner says that no interface has the node's own address, to which c goes. Only the first of
-// a family counts: others may be those of a router that translates them, as clouds have.
-func addOwner(w *explain.Walk, c route.Conn, n *service.Node, local func(netip.Addr) bool) {
-	to := c.To.Addr()
+// addOwner says that no interface has the node's own address to, at which a Service is. Only the
+// first of a family counts: others may be those of a router that translates them, as clouds have.
+func addOwner(w *explain.Walk, decide func() route.Verdict, to netip.Addr, n *service.Node, local func(netip.Addr) bool) {
 	i := slices.IndexFunc(n.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == service.FamilyOf(to) })
-	if i >= 0 && n.Addrs[i] == to && w.Action == route.Forward && !local(to) {
+	if i >= 0 && n.Addrs[i] == to && !local(to) && decide().Action == route.Forward {
 		w.Obstacles = append(w.Obstacles, explain.Obstacle{
 			What: fmt.Sprintf("no interface of this node has the address %s, which is the node's by its Node object or --hostname-override: nobody here answers for it", to),
 		})
