@@ -294,4 +294,7 @@ func TestDirectReturnExplain(t *testing.T) {
 		return strings.Contains(strings.Join(strings.Fields(out), " "), "is off, so the rules translate: node \"node-b\": 192.0.2.11 does not answer through the tunnel")
 	})
 	explain("node-c", 1, "masqueraded")
+	_, out := c.ask(t, "node-c", "status", "svc/shop/web")
+	want := "direct return is off, and the rules translate: node \"node-b\": 192.0.2.11 does not answer through the tunnel"
+	kit.Check(t, strings.Contains(strings.Join(strings.Fields(out), " "), want), "status lacks %q:\n%s", want, out)
 }

@@ -283,12 +283,16 @@ func (p *plan) Outcome() reconcile.Outcome {
 	if p.next == nil || len(p.next.why) == 0 {
 		return reconcile.Outcome{}
 	}
+	notes := reconcile.Notes{}
+	for n, why := range p.next.why {
+		notes[n] = []reconcile.Note{{Text: "direct return is off, and the rules translate: " + why, Transient: true}}
+	}
 	names := slices.SortedFunc(maps.Keys(p.next.why), service.PortName.Compare)
 	more := ""
 	if len(names) > 1 {
 		more = fmt.Sprintf(" and %d more", len(names)-1)
 	}
-	return reconcile.Outcome{Degraded: fmt.Sprintf("direct return of %s for %s%s is off, and the rules translate: %s", p.b.family, names[0], more, p.next.why[names[0]])}
+	return reconcile.Outcome{Notes: notes, Degraded: fmt.Sprintf("direct return of %s for %s%s is off, and the rules translate: %s", p.b.family, names[0], more, p.next.why[names[0]])}
 }
 
 // Apply implements reconcile.Plan.
