@@ -323,25 +323,31 @@ func TestStickyClients(t *testing.T) {
 }
 
 // TestStickyClientsLetGo has the endpoint of a client with session affinity fall silent where
-// nothing leaves it out. The client gets another one, and keeps that.
+// nothing leaves it out, or half are already. The client gets another one, and keeps that.
 func TestStickyClientsLetGo(t *testing.T) {
-	for _, name := range faultModes[:2] {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := modeNamed(name)
-			m.plain = true
-			m.flags = append(slices.Clip(m.flags), "--silent-endpoints=off")
-			stickyClientsLetGo(t, m)
-		})
+	for _, setting := range []string{"off", "on"} {
+		for _, name := range faultModes[:2] {
+			t.Run(name+" "+setting, func(t *testing.T) {
+				t.Parallel()
+				m := modeNamed(name)
+				m.plain = true
+				m.flags = append(slices.Clip(m.flags), "--silent-endpoints="+setting)
+				stickyClientsLetGo(t, m, setting == "on")
+			})
+		}
 	}
 }
 
-func stickyClientsLetGo(t *testing.T, m mode) {
+func stickyClientsLetGo(t *testing.T, m mode, half bool) {
 	c := newCluster(t, m)
-	shop := app{name: "shop", number: 10, sticky: 3600, plain: true}.on(c.webs()...)
-	c.start(t, shop)
+	shop, other := app{name: "shop", number: 10, sticky: 3600, plain: true}.on(c.webs()...), app{name: "other", number: 11}.on(c.webs()...)
+	c.start(t, shop, other)
 	c.awaitProgrammed(t)
-	for _, f := range service.Families {
+	families := service.Families[:]
+	if half {
+		families = families[:1]
+	}
+	for _, f := range families {
 		ask := func() netlab.Answer {
 			a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: shop.at(service.ClusterIP, f), Timeout: time.Minute})
 			if err != nil || a.Outcome != netlab.Answered {
@@ -350,7 +356,16 @@ func stickyClientsLetGo(t *testing.T, m mode) {
 			return a
 		}
 		had := ask().Backend
+		if half {
+			c.silenceTwo(t, slices.DeleteFunc(c.webs(), func(h *netlab.Host) bool { return h.Name == had })[:2], other)
+		}
 		dropWeb(t, c.Host(had))
+		if half { // it may draw the same one
+			kit.Until(t, "that the client gets another one", func() bool {
+				a, _ := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: shop.at(service.ClusterIP, f), Timeout: 10 * time.Second})
+				return a.Outcome == netlab.Answered
+			})
+		}
 		next := ask()
 		t.Logf("%s: %s is silent; %s answers after %s", f, had, next.Backend, next.Took)
 		nft(t, c.Host(had), "delete table inet silent\n")
@@ -360,6 +375,22 @@ func stickyClientsLetGo(t *testing.T, m mode) {
 			}
 		}
 	}
+}
+
+// silenceTwo has two hosts answer nothing until clients of an app have them left out.
+func (c *cluster) silenceTwo(t *testing.T, two []*netlab.Host, of app) {
+	t.Helper()
+	dropWeb(t, two[0])
+	dropWeb(t, two[1])
+	kit.Until(t, "that two are left out", func() bool {
+		c.connects(t, of, 8)
+		out := map[string]bool{}
+		for _, x := range c.silent(t) {
+			out[x.Address] = x.LeftOut
+		}
+		at := func(h *netlab.Host) string { return netip.AddrPortFrom(h.IPv4, target).String() }
+		return out[at(two[0])] && out[at(two[1])]
+	})
 }
 
 func stickyClients(t *testing.T, m mode) {

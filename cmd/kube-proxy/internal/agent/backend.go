@@ -238,8 +238,8 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 		},
 		Drawn: p.selected.drawn, Late: p.selected.silent.Late,
 		LetGo: func(port *service.Port, client netip.Addr, e service.Address) {
-			if policy(port.Name) == track.SilentOn {
-				return // it is left out once dials tell it from lost packets
+			if _, dead := p.selected.silent.Records()[e]; !dead && policy(port.Name) == track.SilentOn {
+				return // dials will tell it from lost packets
 			}
 			i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == e.Family && b.LetGo != nil })
 			if i < 0 {
