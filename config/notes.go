@@ -243,9 +243,7 @@ func featureHelp() string {
 const ipvsGate = "KubeProxyIPVS"
 
 // SwitchedOff reports whether a feature gate disables mode, wherever mode is set.
-func (c *Config) SwitchedOff(mode v1alpha1.ProxyMode) bool {
-	return switchedOff(c.FeatureGates, mode)
-}
+func (c *Config) SwitchedOff(mode v1alpha1.ProxyMode) bool { return switchedOff(c.FeatureGates, mode) }
 
 func switchedOff(gates map[string]bool, mode v1alpha1.ProxyMode) bool {
 	on, given := gates[ipvsGate]

@@ -120,9 +120,7 @@ func (f *Follower) Check(ctx context.Context) error {
 }
 
 // CheckNow passes the file to Changed, even if it is the same.
-func (f *Follower) CheckNow(ctx context.Context) error {
-	return f.pass(ctx, NewContent(f.Read()))
-}
+func (f *Follower) CheckNow(ctx context.Context) error { return f.pass(ctx, NewContent(f.Read())) }
 
 func (f *Follower) pass(ctx context.Context, c Content) error {
 	f.Key = c.Key

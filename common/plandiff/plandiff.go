@@ -449,9 +449,7 @@ func (v View) item(w io.Writer, text string) {
 }
 
 // paint colours a line by its first sign.
-func (v View) paint(line string) string {
-	return v.painted(printable.Lines(line), colourOf(line))
-}
+func (v View) paint(line string) string { return v.painted(printable.Lines(line), colourOf(line)) }
 
 func (v View) painted(line string, c document.Colour) string {
 	if !v.Colour {

@@ -141,9 +141,7 @@ type Object struct {
 type Objects []Object
 
 // Add adds an object with a formatted text for no Service port in particular.
-func (ob *Objects) Add(format string, args ...any) {
-	ob.AddFor(service.PortName{}, format, args...)
-}
+func (ob *Objects) Add(format string, args ...any) { ob.AddFor(service.PortName{}, format, args...) }
 
 // AddFor adds an object with a formatted text for the Service port of this name.
 func (ob *Objects) AddFor(n service.PortName, format string, args ...any) {

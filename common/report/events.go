@@ -205,9 +205,7 @@ func (ev *Events) reportPorts(n types.NamespacedName) {
 
 // problemFound records that there is a new problem. The Event follows after the next
 // round, together with the other problems of the Service.
-func (ev *Events) problemFound() {
-	ev.newProblems.Store(true)
-}
+func (ev *Events) problemFound() { ev.newProblems.Store(true) }
 
 // reportSkipped reports which parts of Services are left out. The text must be the same
 // on every node, except for addresses that only this node refuses.

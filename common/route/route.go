@@ -39,9 +39,7 @@ const (
 )
 
 // String returns the name of a in lower case.
-func (a Action) String() string {
-	return [...]string{"pass", "forward", "reject", "drop"}[a]
-}
+func (a Action) String() string { return [...]string{"pass", "forward", "reject", "drop"}[a] }
 
 // Verdict is what should happen to a connection, and why.
 type Verdict struct {

@@ -186,9 +186,7 @@ func (a Address) OnNode() Address {
 }
 
 // Address returns what f, a Frontend of p, occupies.
-func (p *Port) Address(f Frontend) Address {
-	return Address{f.Addr, f.Port, p.Name.Protocol, p.Family}
-}
+func (p *Port) Address(f Frontend) Address { return Address{f.Addr, f.Port, p.Name.Protocol, p.Family} }
 
 // Endpoint is a destination of traffic.
 type Endpoint struct {

@@ -161,9 +161,7 @@ func (s *Snapshot) Len(f Family) int { return s.ports[f].n }
 
 // NodePortsClosed returns whether no address serves the NodePorts of family f as yet,
 // because the addresses of the node are unknown. Without ports there is nothing to serve.
-func (s *Snapshot) NodePortsClosed(f Family) bool {
-	return s.Len(f) > 0 && s.Node.NodePortsPending[f]
-}
+func (s *Snapshot) NodePortsClosed(f Family) bool { return s.Len(f) > 0 && s.Node.NodePortsPending[f] }
 
 // Change is between two snapshots. Old is nil for an added port, New for a removed one.
 type Change struct{ Old, New *Port }

@@ -36,9 +36,7 @@ func NoticeIfSlow(w io.Writer, text string) (end func()) {
 }
 
 // Coloured returns whether w is a terminal and its user has not disabled colours.
-func Coloured(w io.Writer) bool {
-	return os.Getenv("NO_COLOR") == "" && takesCodes(w)
-}
+func Coloured(w io.Writer) bool { return os.Getenv("NO_COLOR") == "" && takesCodes(w) }
 
 // leastColumns is the least width that lines are broken to.
 const leastColumns = 40

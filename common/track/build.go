@@ -501,9 +501,7 @@ func (c *chooser) add(s *slice, port uint16) {
 }
 
 // listContains reports whether a comma-separated list contains item.
-func listContains(list, item string) bool {
-	return slices.Contains(strings.Split(list, ","), item)
-}
+func listContains(list, item string) bool { return slices.Contains(strings.Split(list, ","), item) }
 
 // choose fills cluster and draining, and local if p needs it, and returns how many did not fit.
 func (c *chooser) choose(p *service.Port) int {

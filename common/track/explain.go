@@ -340,9 +340,7 @@ func (p Problem) String() string {
 	return printable.Text(where + ": " + p.Field + ": " + p.Message)
 }
 
-func compareProblems(a, b Problem) int {
-	return strings.Compare(a.String(), b.String())
-}
+func compareProblems(a, b Problem) int { return strings.Compare(a.String(), b.String()) }
 
 // maxNotes bounds what the Tracker stores and reports for one object.
 const maxNotes = 20
@@ -360,9 +358,7 @@ type notes struct {
 	more int // left out of list
 }
 
-func (n *notes) add(field, format string, args ...any) {
-	n.addCoded("", field, format, args...)
-}
+func (n *notes) add(field, format string, args ...any) { n.addCoded("", field, format, args...) }
 
 // addCoded adds a note about a common mistake.
 func (n *notes) addCoded(c Code, field, format string, args ...any) {
@@ -391,9 +387,7 @@ func (n *notes) all() []note {
 }
 
 // at returns the path of element i of a list.
-func at(field string, i int) string {
-	return field + "[" + strconv.Itoa(i) + "]"
-}
+func at(field string, i int) string { return field + "[" + strconv.Itoa(i) + "]" }
 
 // problemsOf turns notes about an object into sorted Problems without duplicates.
 func problemsOf(kind Kind, service types.NamespacedName, lists ...[]note) []Problem {

@@ -262,9 +262,7 @@ func (s *slice) addPlaced(all map[service.Address]service.PortName, at netip.Add
 }
 
 // leavesOut reports whether endpoints may be left out because they are silent.
-func (c *chooser) leavesOut() bool {
-	return c.policy == SilentOn && len(c.silent) > 0
-}
+func (c *chooser) leavesOut() bool { return c.policy == SilentOn && len(c.silent) > 0 }
 
 // leaveOut removes silent endpoints from list, the endpoints of p. See SetSilent.
 func (c *chooser) leaveOut(p *service.Port, list []service.Endpoint) []service.Endpoint {

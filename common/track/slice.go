@@ -152,9 +152,7 @@ func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
 }
 
 // field returns the path of a field in the present slice.
-func (p *packer) field(path string) string {
-	return "endpointslice " + p.out.name + " " + path
-}
+func (p *packer) field(path string) string { return "endpointslice " + p.out.name + " " + path }
 
 func (p *packer) ports(from []discoveryv1.EndpointPort) {
 	for i, port := range from {
@@ -277,9 +275,7 @@ func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
 }
 
 // normalize makes node names comparable: some report upper case, and flags may have spaces.
-func normalize(node string) string {
-	return strings.ToLower(strings.TrimSpace(node))
-}
+func normalize(node string) string { return strings.ToLower(strings.TrimSpace(node)) }
 
 // interner shares frequent values: namespaces, port names, zones and layouts of slices.
 type interner struct {

@@ -67,9 +67,7 @@ func (c *cluster) settle(t *testing.T, p *program.Proxy, web app, h *netlab.Host
 // proxies are killed and somebody deletes the table that ends connections. No connection to
 // others is lost, those to the dead one end, and in the end nothing is left of it.
 // KUBEPROXY_SOAK says how long.
-func TestUnrest(t *testing.T) {
-	inModes(t, faultModes, unrest)
-}
+func TestUnrest(t *testing.T) { inModes(t, faultModes, unrest) }
 
 func unrest(t *testing.T, m mode) {
 	m.plain = true // accelerated connections tell nothing

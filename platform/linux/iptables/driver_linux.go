@@ -603,9 +603,7 @@ const probeTimeout = 30 * time.Second
 // Probe checks whether the node has an iptables that accepts our rules for f, and says in one
 // sentence what is missing. It tries them in a network namespace of its own. Where it cannot make
 // one, only the command checks them, not the kernel.
-func Probe(f service.Family, o Options) error {
-	return ProbeWith(f, o, func() error { return nil })
-}
+func Probe(f service.Family, o Options) error { return ProbeWith(f, o, func() error { return nil }) }
 
 // ProbeWith is Probe for rules that refer to objects which prepare creates first, in the
 // private network namespace. Without such a namespace it does not try them.

@@ -26,9 +26,7 @@ func system() *mode.System {
 	}
 }
 
-func newOf(c *config.Config, f service.Family) (*Backend, error) {
-	return New(f, OptionsOf(c))
-}
+func newOf(c *config.Config, f service.Family) (*Backend, error) { return New(f, OptionsOf(c)) }
 
 // complete adds to x counters, and what the rules of b cannot do here.
 func complete(s mode.Setup, x *mode.Backend, b *Backend) error {

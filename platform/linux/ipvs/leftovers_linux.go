@@ -326,9 +326,7 @@ func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
 	return "", nil
 }
 
-func (u Upstream) with(do func(*kernel) error) error {
-	return Leftovers{Family: u.Family}.with(do)
-}
+func (u Upstream) with(do func(*kernel) error) error { return Leftovers{Family: u.Family}.with(do) }
 
 func (u *upstreamState) any() bool { return len(u.addrs) > 0 || len(u.ports) > 0 }
 

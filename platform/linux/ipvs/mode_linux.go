@@ -31,9 +31,7 @@ func system() *mode.System {
 	}
 }
 
-func newOf(c *config.Config, f service.Family) (*Backend, error) {
-	return New(f, optionsOf(c))
-}
+func newOf(c *config.Config, f service.Family) (*Backend, error) { return New(f, optionsOf(c)) }
 
 func complete(s mode.Setup, x *mode.Backend, b *Backend) (err error) {
 	b.showSharedMark = s.Condition(condition.SharedMark.Of(x.Family.String()))

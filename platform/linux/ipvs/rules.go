@@ -222,9 +222,7 @@ func isOwned(f service.Family, h ipset.Header) bool {
 }
 
 // Watch implements reconcile.Backend. It watches changes of chains.
-func (r *rules) Watch(ctx context.Context, touched func()) error {
-	return r.chains.Watch(ctx, touched)
-}
+func (r *rules) Watch(ctx context.Context, touched func()) error { return r.chains.Watch(ctx, touched) }
 
 func (r *rules) Close() error { return errors.Join(r.sets.Close(), r.chains.Close()) }
 

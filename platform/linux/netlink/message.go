@@ -212,9 +212,7 @@ func (e *Encoder) Nest(typ uint16) int {
 }
 
 // EndNest ends the attribute at the offset that Nest returned.
-func (e *Encoder) EndNest(at int) {
-	binary.NativeEndian.PutUint16(e.Buf[at:], uint16(len(e.Buf)-at))
-}
+func (e *Encoder) EndNest(at int) { binary.NativeEndian.PutUint16(e.Buf[at:], uint16(len(e.Buf)-at)) }
 
 // Bytes appends an attribute.
 func (e *Encoder) Bytes(typ uint16, value []byte) {

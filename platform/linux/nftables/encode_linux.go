@@ -433,9 +433,7 @@ func tlv32(b []byte, typ byte, n uint32) []byte {
 }
 
 // typeofExpr encodes an expression by its kind and the data of that kind.
-func typeofExpr(kind uint32, data []byte) []byte {
-	return tlv(tlv32(nil, 0, kind), 1, data)
-}
+func typeofExpr(kind uint32, data []byte) []byte { return tlv(tlv32(nil, 0, kind), 1, data) }
 
 func typeofField(f field, family service.Family) []byte {
 	switch f {

@@ -23,9 +23,7 @@ func system() *mode.System {
 	}
 }
 
-func newOf(c *config.Config, f service.Family) (*Backend, error) {
-	return New(f, optionsOf(c))
-}
+func newOf(c *config.Config, f service.Family) (*Backend, error) { return New(f, optionsOf(c)) }
 
 func complete(s mode.Setup, x *mode.Backend, _ *Backend) (err error) {
 	x.Unrelayed = func() (uint64, error) { return Unrelayed(x.Family, optionsOf(s.Config)) }

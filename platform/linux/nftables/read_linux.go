@@ -267,9 +267,7 @@ type Leftovers struct {
 }
 
 // String returns the table's family and name as in nft.
-func (l Leftovers) String() string {
-	return "nftables table " + l.Name()
-}
+func (l Leftovers) String() string { return "nftables table " + l.Name() }
 
 // Name is the name of the table with its family, as in explain.Walk.Followed.
 func (l Leftovers) Name() string { return netlink.FamilyName(l.Family) + " " + l.Table }

@@ -119,9 +119,7 @@ func (l lookup) text(f service.Family) string {
 	return typeof(l.fields, f) + " @" + l.in.name
 }
 
-func (d dispatch) text(f service.Family) string {
-	return typeof(d.fields, f) + " vmap @" + d.in.name
-}
+func (d dispatch) text(f service.Family) string { return typeof(d.fields, f) + " vmap @" + d.in.name }
 
 func (d dnat) text(f service.Family) string {
 	var parts []string
@@ -712,21 +710,13 @@ func keySize(fields []field, family service.Family) int {
 // A key is the concatenation of its fields in the kernel's format: addresses and ports in
 // network byte order, the protocol in the first byte, slots in host byte order.
 
-func appendAddr(key []byte, a netip.Addr) []byte {
-	return append(key, a.AsSlice()...)
-}
+func appendAddr(key []byte, a netip.Addr) []byte { return append(key, a.AsSlice()...) }
 
-func appendProto(key []byte, p service.Protocol) []byte {
-	return append(key, byte(p), 0, 0, 0)
-}
+func appendProto(key []byte, p service.Protocol) []byte { return append(key, byte(p), 0, 0, 0) }
 
-func appendPort(key []byte, port uint16) []byte {
-	return append(key, byte(port>>8), byte(port), 0, 0)
-}
+func appendPort(key []byte, port uint16) []byte { return append(key, byte(port>>8), byte(port), 0, 0) }
 
-func appendSlot(key []byte, n uint32) []byte {
-	return binary.NativeEndian.AppendUint32(key, n)
-}
+func appendSlot(key []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32(key, n) }
 
 // keyText formats a key as nft does: "10.96.0.10 . tcp . 80". end bounds an interval, or is nil.
 func keyText(fields []field, family service.Family, key, end []byte) string {

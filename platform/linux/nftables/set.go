@@ -206,9 +206,7 @@ func (l layout) size() int {
 }
 
 // elements returns all set elements of l, sorted, but those that Ports share by address.
-func (l layout) elements() []element {
-	return (&builder{layout: l}).build(l.size())
-}
+func (l layout) elements() []element { return (&builder{layout: l}).build(l.size()) }
 
 // changedElements returns the elements of l without those slots that hold the same
 // endpoint in other. l and other must have the same routes.
@@ -538,9 +536,7 @@ func elementKey(e element) string {
 const maxClass = 1 << 16
 
 // classOf returns the size class for n endpoints, from 1 to maxClass.
-func classOf(n int) uint32 {
-	return 1 << bits.Len32(uint32(n-1))
-}
+func classOf(n int) uint32 { return 1 << bits.Len32(uint32(n-1)) }
 
 // slotModuli returns, in order, the moduli for drawing slots of a class. More than half
 // of the slots are filled, so fewer than 0.4 % of the connections remain after eight

@@ -294,6 +294,4 @@ func cgroupDir(mount, at, in string) string {
 	return mount
 }
 
-func listContains(list, word string) bool {
-	return slices.Contains(strings.Split(list, ","), word)
-}
+func listContains(list, word string) bool { return slices.Contains(strings.Split(list, ","), word) }

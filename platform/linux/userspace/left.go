@@ -105,9 +105,7 @@ func (o Orphans) Dump(ctx context.Context, f conntrack.Filter, each func(conntra
 }
 
 // Set ends connections. The relay ends its own at once, on both sides.
-func (o Orphans) Set(flows []conntrack.Flow) error {
-	return o.Table.Set(o.Relay.relay.open.end(flows))
-}
+func (o Orphans) Set(flows []conntrack.Flow) error { return o.Table.Set(o.Relay.relay.open.end(flows)) }
 
 // Forget implements orphans.Table.
 func (o Orphans) Forget() { o.Table.Forget() }

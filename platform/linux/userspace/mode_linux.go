@@ -64,9 +64,7 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 }
 
 // newAudit assumes listeners where the rules lead: only their process knows.
-func newAudit(c *config.Config, f service.Family) (*Audit, error) {
-	return NewAudit(f, optionsOf(c))
-}
+func newAudit(c *config.Config, f service.Family) (*Audit, error) { return NewAudit(f, optionsOf(c)) }
 
 // owned leaves out an earlier process's address if listeners have a configured one.
 func owned(c *config.Config, f service.Family) ([]string, error) {

@@ -209,9 +209,7 @@ func splice(from, to, most int) (int, error) {
 }
 
 // awaitPacket waits until c has a packet or an error.
-func awaitPacket(c syscall.RawConn) error {
-	return c.Read(readable)
-}
+func awaitPacket(c syscall.RawConn) error { return c.Read(readable) }
 
 // hasPacket reports whether a datagram is waiting.
 func hasPacket(c syscall.RawConn) (ready bool) {

@@ -66,9 +66,7 @@ type Endpoint struct {
 // HasAddr reports whether e has the address a.
 func (e *Endpoint) HasAddr(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
 
-func (e *Endpoint) inFamily(f service.Family) bool {
-	return service.FirstOf(e.Addrs, f).IsValid()
-}
+func (e *Endpoint) inFamily(f service.Family) bool { return service.FirstOf(e.Addrs, f).IsValid() }
 
 // addrIn returns the address of e in family f, otherwise its first one.
 func (e *Endpoint) addrIn(f service.Family) netip.Addr {

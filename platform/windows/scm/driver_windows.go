@@ -260,6 +260,4 @@ func (e events) close() {
 // SystemDriver returns the service control manager of this system.
 func SystemDriver() (Driver, error) { return System{}, nil }
 
-func runService(ctx context.Context, name string, work Work) error {
-	return Run(ctx, name, work)
-}
+func runService(ctx context.Context, name string, work Work) error { return Run(ctx, name, work) }
