@@ -239,9 +239,8 @@ func acceptance(t *testing.T, field string) func(string) bool {
 	r := &rule{}
 	kit.Must(t, json.Unmarshal([]byte("{"+definition()+"}"), r))
 	for name := range strings.SplitSeq(field, ".") {
-		if r = r.Properties[name]; r == nil {
-			t.Fatalf("the schema has no field %s", field)
-		}
+		r = r.Properties[name]
+		kit.Need(t, r != nil, "the schema has no field %s", field)
 		if r.Items != nil {
 			r = r.Items
 		}

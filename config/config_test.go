@@ -421,16 +421,14 @@ func TestUDPIdleTimeout(t *testing.T) {
 			for _, n := range c.Notes {
 				note += n.String()
 			}
-			if c.UDPIdleTimeout != tt.want || !strings.Contains(note, tt.note) || tt.note == "" && strings.Contains(note, "udp") {
-				t.Errorf("%s, %q; want %s, %q", c.UDPIdleTimeout, note, tt.want, tt.note)
-			}
+			kit.Check(t, c.UDPIdleTimeout == tt.want && strings.Contains(note, tt.note) && (tt.note != "" || !strings.Contains(note, "udp")),
+				"%s, %q; want %s, %q", c.UDPIdleTimeout, note, tt.want, tt.note)
 			kit.Check(t, (name == "both") == (len(c.Overrides) == 1), "%d overrides", len(c.Overrides))
 		})
 	}
 	old, now := mustLoad(t, Linux, "mode: userspace\n"), mustLoad(t, Linux, "mode: userspace\n", "--udp-timeout=2s", "--proxy-port-range=5000-5003")
-	if c := Diff(old, now, in(Userspace)); len(c) != 2 || c[0].Effect != Restart || c[1].Effect != Restart || c[1].String() != "udpIdleTimeout: 250ms -> 2s" {
-		t.Errorf("Diff = %v", c)
-	}
+	c := Diff(old, now, in(Userspace))
+	kit.Check(t, len(c) == 2 && c[0].Effect == Restart && c[1].Effect == Restart && c[1].String() == "udpIdleTimeout: 250ms -> 2s", "Diff = %v", c)
 	first, last := now.Listeners()
 	kit.Check(t, first == 5000 && last == 5003, "Listeners = %d, %d", first, last)
 }
@@ -470,9 +468,7 @@ func TestInherit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := mustLoad(t, tt.os, tt.body, strings.Fields(tt.args)...)
 			n := c.NFTables
-			if got := fmt.Sprint(n.MasqueradeAll, *n.MasqueradeBit, n.MinSyncPeriod.Duration, n.SyncPeriod.Duration); got != tt.want {
-				t.Errorf("nftables has %s, want %s", got, tt.want)
-			}
+			kit.Equal(t, fmt.Sprint(n.MasqueradeAll, *n.MasqueradeBit, n.MinSyncPeriod.Duration, n.SyncPeriod.Duration), tt.want, "nftables has")
 			var got []string
 			for _, n := range c.Notes {
 				if strings.Contains(n.Text, "mode") && !strings.Contains(n.Path, "ddresses") {
@@ -526,9 +522,8 @@ func TestFeatures(t *testing.T) {
 	const body = "featureGates: {AllowServiceExternalIPs: false, NFTablesProxyMode: false, AllAlpha: true}"
 	off := []string{"AllowServiceExternalIPs"}
 	all := mustLoad(t, Linux, body).Features()
-	if len(all) != len(features) || !slices.IsSortedFunc(all, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) }) {
-		t.Errorf("%v, want all by name", all)
-	}
+	kit.Check(t, len(all) == len(features) && slices.IsSortedFunc(all, func(a, b Feature) int { return strings.Compare(a.Name, b.Name) }),
+		"%v, want all by name", all)
 	for _, f := range all {
 		want := !slices.Contains(off, f.Name)
 		kit.Check(t, f.Enabled == want, "%s is %t, want %t", f.Name, f.Enabled, want)
@@ -563,16 +558,10 @@ func TestUnknownGates(t *testing.T) {
 				return origin + text
 			}
 			c := mustLoad(t, Linux, source.body, source.args...)
-			if got := notesText(c); got != from(want.note) {
-				t.Errorf("notes %q, want %q", got, from(want.note))
-			}
-			if got := errorText(joined(c.Warnings)); got != from(want.warning) {
-				t.Errorf("warnings %q, want %q", got, from(want.warning))
-			}
+			kit.Equal(t, notesText(c), from(want.note), "notes")
+			kit.Equal(t, errorText(joined(c.Warnings)), from(want.warning), "warnings")
 			_, err := load(t, Linux, source.body, append(source.args, "--strict-config")...)
-			if got := errorText(err); got != from(want.strict) {
-				t.Errorf("strictly %q, want %q", got, from(want.strict))
-			}
+			kit.Equal(t, errorText(err), from(want.strict), "strictly")
 		}
 	}
 }
@@ -669,9 +658,7 @@ func TestIPv6Defaults(t *testing.T) {
 	}
 	for _, bind := range slices.Sorted(maps.Keys(want)) {
 		c := mustLoad(t, Linux, "", "--bind-address="+bind)
-		if got := c.HealthzBindAddress + " " + c.MetricsBindAddress; got != want[bind] {
-			t.Errorf("%s: %s, want %s", bind, got, want[bind])
-		}
+		kit.Equal(t, c.HealthzBindAddress+" "+c.MetricsBindAddress, want[bind], "%s", bind)
 	}
 }
 

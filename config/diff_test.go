@@ -172,9 +172,7 @@ func TestLoadFromAgain(t *testing.T) {
 	}
 	want := []Change{{"featureGates[CPUManager]", "unset", "true", Unused}}
 	kit.Same(t, "Diff (-want +got)", want, Diff(loaded[0], loaded[1], inNFTables))
-	if len(loaded[1].Overrides) != 2 {
-		t.Errorf("overrides %v, want those of both flags", loaded[1].Overrides)
-	}
+	kit.Check(t, len(loaded[1].Overrides) == 2, "overrides %v, want those of both flags", loaded[1].Overrides)
 }
 
 // TestSwitches checks that a flag takes precedence over the field, and that a written
@@ -208,9 +206,8 @@ func TestSwitches(t *testing.T) {
 				}
 				text := written(c)
 				file, err := Parse("again", []byte(text))
-				if err != nil || o.usual(&file.Switches) != tt.want || strings.Contains(text, o.path) == tt.want {
-					t.Errorf("written: %v, %v, %v, want %v", err, file.Switches, text, tt.want)
-				}
+				kit.Check(t, err == nil && o.usual(&file.Switches) == tt.want && strings.Contains(text, o.path) != tt.want,
+					"written: %v, %v, %v, want %v", err, file.Switches, text, tt.want)
 			})
 		}
 		for _, c := range []*Config{mustLoad(t, Linux, o.path+": yes\n"), mustLoad(t, Linux, o.path+": "+other+"\n", "--"+o.flag+"="+cmp.Or(o.alone, "on"))} {
@@ -246,19 +243,16 @@ func TestSelectionSlots(t *testing.T) {
 	for text, want := range map[string]uint16{"101": 101, "1009": 1009, "65535": 65535} {
 		file, flag := mustLoad(t, Linux, "selectionSlots: "+text+"\n"), mustLoad(t, Linux, "", "--selection-slots="+text)
 		again, err := Parse("again", []byte(written(file)))
-		if file.SelectionSlots.Number() != want || flag.SelectionSlots.Number() != want || err != nil || again.SelectionSlots.Number() != want {
-			t.Errorf("%s: file %s, flag %s, written %s, %v", text, &file.SelectionSlots, &flag.SelectionSlots, &again.SelectionSlots, err)
-		}
+		kit.Check(t, file.SelectionSlots.Number() == want && flag.SelectionSlots.Number() == want && err == nil && again.SelectionSlots.Number() == want,
+			"%s: file %s, flag %s, written %s, %v", text, &file.SelectionSlots, &flag.SelectionSlots, &again.SelectionSlots, err)
 	}
 	for _, text := range []string{"100", "65536", "-1", "many", "2.5", `"1009"`} {
 		_, err := load(t, Linux, "selectionSlots: "+text+"\n")
-		if err == nil || !strings.Contains(err.Error(), "selectionSlots") || !strings.Contains(err.Error(), "want a whole number from 101 to 65535") {
-			t.Errorf("%s: %v", text, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "selectionSlots") && strings.Contains(err.Error(), "want a whole number from 101 to 65535"),
+			"%s: %v", text, err)
 	}
-	if c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "selectionSlots: 2039\n"), in(NFTables)); len(c) != 1 || c[0].String() != "selectionSlots: 1009 -> 2039" || c[0].Effect != Hot {
-		t.Errorf("a change is %v", c)
-	}
+	c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "selectionSlots: 2039\n"), in(NFTables))
+	kit.Check(t, len(c) == 1 && c[0].String() == "selectionSlots: 1009 -> 2039" && c[0].Effect == Hot, "a change is %v", c)
 }
 
 // TestSilentEndpoints reads what becomes of silent endpoints, from a flag and from a file.
@@ -269,15 +263,13 @@ func TestSilentEndpoints(t *testing.T) {
 		file := mustLoad(t, Linux, "silentEndpoints: "+text+"\n")
 		flag := mustLoad(t, Linux, "", "--silent-endpoints="+strings.Trim(text, `"`))
 		again, err := Parse("again", []byte(written(file)))
-		if file.SilentEndpoints != want || flag.SilentEndpoints != want || err != nil || again.SilentEndpoints != want {
-			t.Errorf("%s: file %q, flag %q, written %q, %v; want %q", text, file.SilentEndpoints, flag.SilentEndpoints, again.SilentEndpoints, err, want)
-		}
+		kit.Check(t, file.SilentEndpoints == want && flag.SilentEndpoints == want && err == nil && again.SilentEndpoints == want,
+			"%s: file %q, flag %q, written %q, %v; want %q", text, file.SilentEndpoints, flag.SilentEndpoints, again.SilentEndpoints, err, want)
 	}
 	for _, text := range []string{"ignore", "7", "[on]", `""`} {
 		_, err := load(t, Linux, "silentEndpoints: "+text+"\n")
-		if err == nil || !strings.Contains(err.Error(), "silentEndpoints") || !strings.Contains(err.Error(), "want on, observe or off") {
-			t.Errorf("%s: %v", text, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "silentEndpoints") && strings.Contains(err.Error(), "want on, observe or off"),
+			"%s: %v", text, err)
 	}
 	c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "silentEndpoints: observe\n"), in(NFTables))
 	kit.Check(t, len(c) == 1 && c[0].String() == "silentEndpoints: on -> observe" && c[0].Effect == Hot, "Diff = %v", c)
@@ -293,20 +285,17 @@ func TestAcceleration(t *testing.T) {
 		flag := mustLoad(t, Linux, "", "--socket-acceleration="+strings.Trim(text, `"`))
 		kit.Check(t, file.SocketAcceleration == want && flag.SocketAcceleration == want,
 			"%s: file %q, flag %q, want %q", text, file.SocketAcceleration, flag.SocketAcceleration, want)
-		if again, err := Parse("again", []byte(written(file))); err != nil || again.SocketAcceleration != want {
-			t.Errorf("%s, written: %q, %v", text, again.SocketAcceleration, err)
-		}
+		again, err := Parse("again", []byte(written(file)))
+		kit.Check(t, err == nil && again.SocketAcceleration == want, "%s, written: %q, %v", text, again.SocketAcceleration, err)
 	}
 	for _, text := range []string{"pods", "7", "[node]", `""`} {
 		_, err := load(t, Linux, "socketAcceleration: "+text+"\n")
-		if err == nil || !strings.Contains(err.Error(), "socketAcceleration") || !strings.Contains(err.Error(), "want node, all, true for all, or false") {
-			t.Errorf("%s: %v", text, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "socketAcceleration") && strings.Contains(err.Error(), "want node, all, true for all, or false"),
+			"%s: %v", text, err)
 	}
 	node, all := mustLoad(t, Linux, "", "--socket-acceleration=node"), mustLoad(t, Linux, "socketAcceleration: true\n")
-	if c := Diff(node, all, in(NFTables)); len(c) != 1 || c[0].String() != "socketAcceleration: node -> all" || c[0].Effect != Restart {
-		t.Errorf("Diff = %v", c)
-	}
+	c := Diff(node, all, in(NFTables))
+	kit.Check(t, len(c) == 1 && c[0].String() == "socketAcceleration: node -> all" && c[0].Effect == Restart, "Diff = %v", c)
 	both := mustLoad(t, Linux, "socketAcceleration: all\n", "--socket-acceleration=node")
 	kit.Check(t, len(both.Overrides) == 1 && both.SocketAcceleration == AccelerateNode,
 		"%q, %v", both.SocketAcceleration, both.Overrides)
@@ -334,9 +323,8 @@ func TestEveryFlag(t *testing.T) {
 	}
 	fs.VisitAll(func(f *pflag.Flag) {
 		kit.Check(t, len(f.Annotations[GroupAnnotation]) == 1, "--%s has no group", f.Name)
-		if shared := slices.Contains(strings.Fields(sharedFlags+" "+sharedSwitches), f.Name); f.Hidden != shared || f.Deprecated != "" {
-			t.Errorf("--%s is hidden from help: %t, want %t", f.Name, f.Hidden, shared)
-		}
+		shared := slices.Contains(strings.Fields(sharedFlags+" "+sharedSwitches), f.Name)
+		kit.Check(t, f.Hidden == shared && f.Deprecated == "", "--%s is hidden from help: %t, want %t", f.Name, f.Hidden, shared)
 	})
 }
 

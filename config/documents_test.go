@@ -42,9 +42,8 @@ func TestFurtherDocuments(t *testing.T) {
 			got := errorText(joined(file.Warnings))
 			kit.Check(t, got == tt.warnings, "warnings %q, want %q", got, tt.warnings)
 			// Documents for others do not make a file wrong.
-			if wrong := tt.warnings != "" && !strings.Contains(tt.warnings, "further"); wrong != (file.Strict() != nil) {
-				t.Errorf("strictly: %v", file.Strict())
-			}
+			wrong := tt.warnings != "" && !strings.Contains(tt.warnings, "further")
+			kit.Check(t, wrong == (file.Strict() != nil), "strictly: %v", file.Strict())
 		})
 	}
 }
@@ -113,13 +112,9 @@ func TestFind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			found, err := Find("f", []byte(tt.data))
 			kit.Need(t, err == nil && len(found) == 1, "found %d, %v", len(found), err)
-			if found[0].Where != tt.where {
-				t.Errorf("where %q, want %q", found[0].Where, tt.where)
-			}
+			kit.Equal(t, found[0].Where, tt.where, "where")
 			_, err = LoadFrom(&Flags{Modes: testModes, Config: found[0].Name}, Linux, found[0].Data)
-			if !strings.HasPrefix(errorText(err), tt.at) {
-				t.Errorf("error %q, want %q...", errorText(err), tt.at)
-			}
+			kit.Check(t, strings.HasPrefix(errorText(err), tt.at), "error %q, want %q...", errorText(err), tt.at)
 		})
 	}
 	if found, err := Find("f", []byte(configMap(bad)+"---\n"+configMap(bad))); err != nil || len(found) != 2 {
@@ -207,9 +202,8 @@ func TestMigrate(t *testing.T) {
 		})
 	}
 	_, _, err := Migrate(Found{Name: "f", Data: []byte("\n" + head + "mode: magic\nfeatureGates: {A: true}\n")}, testModes, Linux)
-	if want := `the result could not be used on linux: f:4: mode: "magic" is no mode`; !strings.HasPrefix(errorText(err), want) {
-		t.Errorf("a value that is wrong: %v, want %s...", err, want)
-	}
+	want := `the result could not be used on linux: f:4: mode: "magic" is no mode`
+	kit.Check(t, strings.HasPrefix(errorText(err), want), "a value that is wrong: %v, want %s...", err, want)
 }
 
 // bomb has aliases that stand for more values than memory has room for.
@@ -297,9 +291,8 @@ func TestParseForms(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f, err := Parse("f", []byte(data))
 			kit.Must(t, err)
-			if f.Values.HostnameOverride != "10" || !f.Values.EnableProfiling {
-				t.Errorf("hostnameOverride %q, enableProfiling %v, want 10 and true", f.Values.HostnameOverride, f.Values.EnableProfiling)
-			}
+			kit.Check(t, f.Values.HostnameOverride == "10" && f.Values.EnableProfiling,
+				"hostnameOverride %q, enableProfiling %v, want 10 and true", f.Values.HostnameOverride, f.Values.EnableProfiling)
 		})
 	}
 }

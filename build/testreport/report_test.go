@@ -137,13 +137,9 @@ func TestRealRuns(t *testing.T) {
 			passed, err := run(c.args, &out, &out)
 			kit.Check(t, (passed && err == nil) == c.passed && contains(err, c.err),
 				"run = %v, %v, want %v and error %q", passed, err, c.passed, c.err)
-			if strings.Contains(name, "not again") && strings.Contains(out.String(), "\nagain: ") {
-				t.Errorf("ran a second time:\n%s", &out)
-			}
+			kit.Check(t, !strings.Contains(name, "not again") || !strings.Contains(out.String(), "\nagain: "), "ran a second time:\n%s", &out)
 			for _, want := range c.want {
-				if !regexp.MustCompile("(?m)" + want).MatchString(out.String()) {
-					t.Errorf("no line fits %q in:\n%s", want, &out)
-				}
+				kit.Check(t, regexp.MustCompile("(?m)"+want).MatchString(out.String()), "no line fits %q in:\n%s", want, &out)
 			}
 		})
 	}

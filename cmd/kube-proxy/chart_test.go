@@ -289,9 +289,8 @@ func TestChartRefusesWhatFlagsRefuse(t *testing.T) {
 	} {
 		for _, arg := range args {
 			kit.Equal(t, pattern.MatchString(arg), want, "%s: the chart accepts it", arg)
-			if o := call(t, "", arg, "--write-config-to=-"); (o.Code == 0) != want {
-				t.Errorf("%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
-			}
+			o := call(t, "", arg, "--write-config-to=-")
+			kit.Check(t, (o.Code == 0) == want, "%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
 		}
 	}
 }

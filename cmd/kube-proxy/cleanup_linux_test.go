@@ -42,9 +42,8 @@ func TestCleanupWithoutRights(t *testing.T) {
 	lastLine := lastLines(string(out))
 	code := c.ProcessState.ExitCode()
 	kit.Need(t, code == 1, "%v, exit %d:\n%s", err, code, out)
-	if strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: clean up ") || !strings.HasSuffix(lastLine, ": permission denied: "+host.Privileges+"\n") {
-		t.Errorf("it says:\n%s\nwant one line that ends in what to do", lastLine)
-	}
+	kit.Check(t, strings.Count(lastLine, "\n") == 1 && strings.HasPrefix(lastLine, "kube-proxy: clean up ") && strings.HasSuffix(lastLine, ": permission denied: "+host.Privileges+"\n"),
+		"it says:\n%s\nwant one line that ends in what to do", lastLine)
 }
 
 // TestCleanupIPVS checks that virtual servers stay when --cleanup-ipvs=false.
@@ -62,9 +61,8 @@ func TestCleanupIPVS(t *testing.T) {
 		o := newOptions(modes.All())
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		o.register(fs)
-		if err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...)); err != nil || o.Flags.CleanupIPVS != want {
-			t.Errorf("%s: %v, %v, want %v", args, o.Flags.CleanupIPVS, err, want)
-		}
+		err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...))
+		kit.Check(t, err == nil && o.Flags.CleanupIPVS == want, "%s: %v, %v, want %v", args, o.Flags.CleanupIPVS, err, want)
 	}
 }
 
@@ -159,9 +157,8 @@ func TestInitOnlyInContainer(t *testing.T) {
 		}
 		out, err := c.CombinedOutput()
 		const want = `Warning: system setting net.netfilter.nf_conntrack_max stays `
-		if err != nil || strings.Count(string(out), want) != 2 || !strings.Contains(string(out), ", wanted 1999999999: only the first network namespace") {
-			t.Errorf("%s: %v, want success and twice %q:\n%s", args, err, want, out)
-		}
+		kit.Check(t, err == nil && strings.Count(string(out), want) == 2 && strings.Contains(string(out), ", wanted 1999999999: only the first network namespace"),
+			"%s: %v, want success and twice %q:\n%s", args, err, want, out)
 	}
 }
 

@@ -144,15 +144,13 @@ func lastLines(s string) string {
 func TestVersion(t *testing.T) {
 	for _, args := range [][]string{{"--version"}, {"--version=true"}, {"version"}} {
 		got := call(t, "", args...)
-		if got.Code != 0 || got.Err != "" || !strings.HasPrefix(got.Out, "kube-proxy ") || strings.Count(got.Out, "\n") != 1 {
-			t.Errorf("%q: %+v, want one line beginning with kube-proxy", args, got)
-		}
+		kit.Check(t, got.Code == 0 && got.Err == "" && strings.HasPrefix(got.Out, "kube-proxy ") && strings.Count(got.Out, "\n") == 1,
+			"%q: %+v, want one line beginning with kube-proxy", args, got)
 	}
 	for _, args := range [][]string{{"--version=raw"}, {"version", "--raw"}} {
 		got := call(t, "", args...)
-		if got.Code != 0 || !strings.HasPrefix(got.Out, `cli.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
-			t.Errorf("%q: %+v, want cli.Build{...}", args, got)
-		}
+		kit.Check(t, got.Code == 0 && strings.HasPrefix(got.Out, `cli.Build{Version:"`) && strings.Contains(got.Out, `Go:"go1.`),
+			"%q: %+v, want cli.Build{...}", args, got)
 	}
 }
 
@@ -185,14 +183,12 @@ func TestEnds(t *testing.T) {
 		got := call(t, dir, strings.Fields(args+" --hostname-override=node-a")...)
 		lines := strings.Split(strings.TrimSpace(got.Err), "\n")
 		var last struct{ Level, Err string }
-		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || got.Code != 1 || last.Level != "ERROR" || last.Err == "" {
-			t.Errorf("%s: exit code %d, %v: %s", args, got.Code, err, got.Err)
-		}
+		err := json.Unmarshal([]byte(lines[len(lines)-1]), &last)
+		kit.Check(t, err == nil && got.Code == 1 && last.Level == "ERROR" && last.Err != "", "%s: exit code %d, %v: %s", args, got.Code, err, got.Err)
 	}
 	got = call(t, "", "stauts", "-o", "json")
-	if got.Code != exitUsage || got.Err != "kube-proxy: unknown command \"stauts\"; did you mean \"status\"?\n" || !strings.HasSuffix(got.Out, "\"exitCode\": 2\n}\n") {
-		t.Errorf("no command: %+v", got)
-	}
+	kit.Check(t, got.Code == exitUsage && got.Err == "kube-proxy: unknown command \"stauts\"; did you mean \"status\"?\n" && strings.HasSuffix(got.Out, "\"exitCode\": 2\n}\n"),
+		"no command: %+v", got)
 }
 
 func TestHelp(t *testing.T) {
@@ -317,9 +313,8 @@ func TestWriteConfig(t *testing.T) {
 	first, _ := os.ReadFile(filepath.Join(dir, "out.yaml"))
 	kit.Same(t, "printed (-written +printed)", string(first), printed.Out)
 	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
-	if diff := cmp.Diff(string(first), string(second)); diff != "" || !strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n") {
-		t.Errorf("second writing (-first +second):\n%s\nfirst:\n%s", diff, first)
-	}
+	diff := cmp.Diff(string(first), string(second))
+	kit.Check(t, diff == "" && strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n"), "second writing (-first +second):\n%s\nfirst:\n%s", diff, first)
 }
 
 // TestConfigFromStandardInput checks that - stands for standard input, in messages too.

@@ -75,12 +75,9 @@ func TestDoctorReport(t *testing.T) {
 			code = 2
 		}
 	}
-	if text.Code != code || document.Code != code || r.OK != (code == 0) || len(r.Modes) != 4 || !strings.HasPrefix(text.Out, "node     node-a, linux, modes nftables, iptables, userspace, ipvs\n") {
-		t.Errorf("exit %d and %d, want %d: %+v\n%s", text.Code, document.Code, code, r, text.Out)
-	}
+	kit.Check(t, text.Code == code && document.Code == code && r.OK == (code == 0) && len(r.Modes) == 4 && strings.HasPrefix(text.Out, "node     node-a, linux, modes nftables, iptables, userspace, ipvs\n"),
+		"exit %d and %d, want %d: %+v\n%s", text.Code, document.Code, code, r, text.Out)
 	for _, f := range r.Findings {
-		if f.ID == "" || f.Severity == "" || f.What == "" || f.Why == "" || !strings.HasPrefix(f.Link, "docs/") {
-			t.Errorf("finding %+v", f)
-		}
+		kit.Check(t, f.ID != "" && f.Severity != "" && f.What != "" && f.Why != "" && strings.HasPrefix(f.Link, "docs/"), "finding %+v", f)
 	}
 }

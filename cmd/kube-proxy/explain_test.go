@@ -32,9 +32,8 @@ func explainCall(t *testing.T, args ...string) outcome {
 func TestExplainPrints(t *testing.T) {
 	for _, destination := range []string{"svc/shop/web:http", "shop/web", "svc/web -n shop", "web:80/tcp -n shop", "web"} {
 		got := explainCall(t, strings.Fields("10.244.1.7 "+destination)...)
-		if got.Code != 0 || got.Err != "" || !strings.Contains(got.Out, "Forwarded to one of 3 endpoints") || !strings.Contains(got.Out, "10.244.2.11:8080") {
-			t.Errorf("%s: code %d, stderr %q, stdout:\n%s", destination, got.Code, got.Err, got.Out)
-		}
+		kit.Check(t, got.Code == 0 && got.Err == "" && strings.Contains(got.Out, "Forwarded to one of 3 endpoints") && strings.Contains(got.Out, "10.244.2.11:8080"),
+			"%s: code %d, stderr %q, stdout:\n%s", destination, got.Code, got.Err, got.Out)
 	}
 }
 
@@ -43,9 +42,8 @@ func TestExplainJSON(t *testing.T) {
 	var x explain.Explanation
 	err := json.Unmarshal([]byte(got.Out), &x)
 	kit.Need(t, err == nil, "%v in:\n%s", err, got.Out)
-	if x.Action != "forward" || x.Service != "shop/web" || x.Frontend != "ClusterIP" || len(x.Endpoints) != 3 || x.Endpoints[0].Client != "masqueraded" {
-		t.Errorf("answer %+v", x)
-	}
+	kit.Check(t, x.Action == "forward" && x.Service == "shop/web" && x.Frontend == "ClusterIP" && len(x.Endpoints) == 3 && x.Endpoints[0].Client == "masqueraded",
+		"answer %+v", x)
 }
 
 // TestExplainKernelspace has Services that HNS cannot serve as Kubernetes says.
@@ -105,9 +103,8 @@ endpoints: [{addresses: [10.244.2.11], nodeName: other, conditions: {ready: true
 		var x explain.Explanation
 		err := json.Unmarshal([]byte(got.Out), &x)
 		kit.Need(t, err == nil && got.Code == 0, "%s: exit code %d, %v: %s%s", tt.to, got.Code, err, got.Out, got.Err)
-		if notes := strings.Join(x.Notes, "; "); tt.want == "" && notes != "" || !strings.Contains(notes, tt.want) {
-			t.Errorf("%s: notes %q, want %q", tt.to, notes, tt.want)
-		}
+		notes := strings.Join(x.Notes, "; ")
+		kit.Check(t, (tt.want != "" || notes == "") && strings.Contains(notes, tt.want), "%s: notes %q, want %q", tt.to, notes, tt.want)
 	}
 }
 
@@ -127,9 +124,8 @@ func TestExplainMistakes(t *testing.T) {
 		{[]string{"10.244.1.7", "10.96.0.10:80", "--outptu", "json"}, "did you mean --output?"},
 	} {
 		got := explainCall(t, tc.args...)
-		if got.Code != exitUnknown || got.Out != "" || !strings.Contains(got.Err, tc.want) {
-			t.Errorf("%q: code %d, want %d; stdout %q; stderr %q, want %q", tc.args, got.Code, exitUnknown, got.Out, got.Err, tc.want)
-		}
+		kit.Check(t, got.Code == exitUnknown && got.Out == "" && strings.Contains(got.Err, tc.want),
+			"%q: code %d, want %d; stdout %q; stderr %q, want %q", tc.args, got.Code, exitUnknown, got.Out, got.Err, tc.want)
 	}
 	if got := call(t, "", "explain", "10.244.1.7", "10.96.0.10:80", "--server", "127.0.0.1:1"); got.Code != exitUnknown || !strings.Contains(got.Err, "nobody answers at 127.0.0.1:1") {
 		t.Errorf("without a proxy: code %d, stderr %q", got.Code, got.Err)
@@ -209,8 +205,7 @@ func TestExplainPods(t *testing.T) {
 			args = append(args, "--kubeconfig", tc.kubeconfig)
 		}
 		got := call(t, "", args...)
-		if got.Code != exitUnknown || !strings.Contains(strings.Join(strings.Fields(got.Out), " "), tc.out) || !strings.Contains(got.Err, tc.err) || tc.err == "" && got.Err != "" {
-			t.Errorf("%+v: code %d, stdout %q, stderr %q", tc, got.Code, got.Out, got.Err)
-		}
+		kit.Check(t, got.Code == exitUnknown && strings.Contains(strings.Join(strings.Fields(got.Out), " "), tc.out) && strings.Contains(got.Err, tc.err) && (tc.err != "" || got.Err == ""),
+			"%+v: code %d, stdout %q, stderr %q", tc, got.Code, got.Out, got.Err)
 	}
 }

@@ -123,9 +123,7 @@ func (p *process) await(t *testing.T, wants ...string) {
 	deadline := time.Now().Add(time.Minute)
 	for _, want := range wants {
 		for !strings.Contains(p.log.String(), want) {
-			if time.Now().After(deadline) {
-				t.Fatalf("no %q in the log:\n%s", want, p.log.String())
-			}
+			kit.Need(t, !time.Now().After(deadline), "no %q in the log:\n%s", want, p.log.String())
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
@@ -137,9 +135,7 @@ func (p *process) end(t *testing.T) {
 	p.stop()
 	select {
 	case code := <-p.code:
-		if code != 0 || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {
-			t.Errorf("exit %d:\n%s", code, p.log.String())
-		}
+		kit.Check(t, code == 0 && strings.Contains(p.log.String(), "Stopped; the rules stay in force"), "exit %d:\n%s", code, p.log.String())
 	case <-time.After(time.Minute):
 		t.Fatalf("does not stop:\n%s", p.log.String())
 	}

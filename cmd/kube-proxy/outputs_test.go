@@ -284,9 +284,7 @@ func hostileMetrics(t *testing.T, s string) {
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	kit.Check(t, err == nil, "/metrics: %v in %q", err, text)
 	for _, name := range []string{"kubernetes_build_info", "kubernetes_feature_enabled", "kubeproxy_condition", "kubeproxy_source_synced", "kubeproxy_relay_refused_total", "rest_client_requests_total"} {
-		if families[name] == nil || len(families[name].Metric) != 1 {
-			t.Errorf("/metrics: want one series of %s, have %v", name, families[name])
-		}
+		kit.Check(t, families[name] != nil && len(families[name].Metric) == 1, "/metrics: want one series of %s, have %v", name, families[name])
 	}
 }
 
@@ -321,9 +319,8 @@ func hostileEvents(t *testing.T, s string) {
 		e := q.Event
 		checkPrinted(t, "Event", q.Body)
 		checkPrinted(t, "message of an Event", e.Message)
-		if n := len(e.Message); n == 0 || n > 1024 || strings.Contains(e.Message, "\n") {
-			t.Errorf("a message of %d bytes: %q", n, e.Message)
-		}
+		n := len(e.Message)
+		kit.Check(t, n != 0 && n <= 1024 && !strings.Contains(e.Message, "\n"), "a message of %d bytes: %q", n, e.Message)
 		wrong := validation.IsDNS1123Subdomain(e.Name)
 		kit.Check(t, len(wrong) == 0, "Event %q: %v", e.Name, wrong)
 	}

@@ -48,9 +48,8 @@ func TestRender(t *testing.T) {
 		t.Errorf("json: exit %d, %.80q", got.Code, got.Out)
 	}
 	got := call(t, dir, args("--config=DIR/config.yml.off", "--iptables-masquerade-bit=4")...)
-	if got.Code != 0 || !strings.Contains(got.Out, "0x00000010") || !strings.Contains(got.Err, "--iptables-masquerade-bit overrides nftables.masqueradeBit") {
-		t.Errorf("with a configuration: exit %d, %s\n%s", got.Code, got.Err, got.Out)
-	}
+	kit.Check(t, got.Code == 0 && strings.Contains(got.Out, "0x00000010") && strings.Contains(got.Err, "--iptables-masquerade-bit overrides nftables.masqueradeBit"),
+		"with a configuration: exit %d, %s\n%s", got.Code, got.Err, got.Out)
 }
 
 // TestRenderAcceleration renders socket acceleration after the rules of each mode that can
@@ -61,13 +60,11 @@ func TestRenderAcceleration(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace"} {
 		args := []string{"render", "--manifests", "DIR", "--hostname-override=node-a", "--proxy-mode", mode}
 		plain, with := call(t, dir, args...), call(t, dir, append(args, "--socket-acceleration")...)
-		if with.Code != 0 || with.Out != plain.Out+lists {
-			t.Errorf("%s: exit %d: %s\nwith socket acceleration:\n%s\nwithout:\n%s", mode, with.Code, with.Err, with.Out, plain.Out)
-		}
+		kit.Check(t, with.Code == 0 && with.Out == plain.Out+lists,
+			"%s: exit %d: %s\nwith socket acceleration:\n%s\nwithout:\n%s", mode, with.Code, with.Err, with.Out, plain.Out)
 		got := call(t, dir, append(args, "--socket-acceleration", "-o=json")...)
-		if got.Code != 0 || strings.Contains(got.Out, "connect tcp") || !strings.Contains(got.Err, "socket acceleration is part of the text only") {
-			t.Errorf("%s, json: exit %d: %s", mode, got.Code, got.Err)
-		}
+		kit.Check(t, got.Code == 0 && !strings.Contains(got.Out, "connect tcp") && strings.Contains(got.Err, "socket acceleration is part of the text only"),
+			"%s, json: exit %d: %s", mode, got.Code, got.Err)
 	}
 }
 
@@ -117,9 +114,8 @@ func TestRenderKernelspace(t *testing.T) {
 	dir := files(t, map[string]string{"shop.yaml": shop, "state.json.off": state, "bad.json.off": "{}"})
 	args := []string{"render", "--manifests=DIR", "--hostname-override=node-a"}
 	assumed := call(t, dir, append(args, "--proxy-mode=kernelspace")...)
-	if assumed.Code != 0 || !strings.Contains(assumed.Out, "loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 192.0.2.10 # shop/web:http") || !strings.Contains(assumed.Err, "assumed to be of type L2Bridge") {
-		t.Errorf("without a state: exit %d, %s\n%s", assumed.Code, assumed.Err, assumed.Out)
-	}
+	kit.Check(t, assumed.Code == 0 && strings.Contains(assumed.Out, "loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 192.0.2.10 # shop/web:http") && strings.Contains(assumed.Err, "assumed to be of type L2Bridge"),
+		"without a state: exit %d, %s\n%s", assumed.Code, assumed.Err, assumed.Out)
 	given := call(t, dir, append(args, "--hns-state=DIR/state.json.off")...)
 	for _, want := range []string{"network cbr0 L2Bridge, HNS 15.5", "endpoint 10.244.1.11 local", "to change:", "- loadbalancer tcp 10.96.0.10:80"} {
 		kit.Check(t, strings.Contains(given.Out, want),
@@ -155,9 +151,8 @@ func TestRenderUnknownNode(t *testing.T) {
 	} {
 		args := []string{"render", "--manifests", "DIR", "--proxy-mode", mode, "--nodeport-addresses", "primary", "--hostname-override"}
 		typo := call(t, dir, append(args, "node-x")...)
-		if typo.Code != 0 || strings.Contains(typo.Out, leads) || !strings.Contains(typo.Err, `no IPv4 address answers NodePorts: nodePortAddresses is "primary", and no Node named "node-x"`) {
-			t.Errorf("%s: exit %d, %s\n%s", mode, typo.Code, typo.Err, typo.Out)
-		}
+		kit.Check(t, typo.Code == 0 && !strings.Contains(typo.Out, leads) && strings.Contains(typo.Err, `no IPv4 address answers NodePorts: nodePortAddresses is "primary", and no Node named "node-x"`),
+			"%s: exit %d, %s\n%s", mode, typo.Code, typo.Err, typo.Out)
 		if got := call(t, dir, append(args, "node-a")...); !strings.Contains(got.Out, leads) || strings.Contains(got.Err, "NodePorts") {
 			t.Errorf("%s: NodePorts of a known node: %s\n%s", mode, got.Err, got.Out)
 		}
@@ -171,13 +166,11 @@ func TestRenderListeners(t *testing.T) {
 	args := []string{"render", "--manifests", "DIR", "--proxy-mode=userspace", "--nodeport-addresses=primary", "--hostname-override=node-a", "--bind-address=192.0.2.10"}
 	const own, guard = "169.254.107.112", "-A INPUT -d 192.0.2.10/32 -p udp -m udp --dport 4000:4099 -j KUBE-PORTALS\n"
 	got := call(t, dir, args...)
-	if got.Code != 0 || !strings.Contains(got.Out, "--to-destination "+own+":") || !strings.Contains(got.Err, "are there only with --proxy-port-range") {
-		t.Errorf("without a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
-	}
+	kit.Check(t, got.Code == 0 && strings.Contains(got.Out, "--to-destination "+own+":") && strings.Contains(got.Err, "are there only with --proxy-port-range"),
+		"without a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
 	got = call(t, dir, append(args, "--proxy-port-range=4000-4099")...)
-	if got.Code != 0 || got.Err != "" || !strings.Contains(got.Out, "--to-destination 192.0.2.10:4000\n") || !strings.Contains(got.Out, guard) || strings.Contains(got.Out, own) {
-		t.Errorf("with a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
-	}
+	kit.Check(t, got.Code == 0 && got.Err == "" && strings.Contains(got.Out, "--to-destination 192.0.2.10:4000\n") && strings.Contains(got.Out, guard) && !strings.Contains(got.Out, own),
+		"with a range: exit %d, %s\n%s", got.Code, got.Err, got.Out)
 }
 
 // TestRenderLocalhostSCTP names the NodePorts that nobody answers on the loopback
@@ -188,9 +181,8 @@ func TestRenderLocalhostSCTP(t *testing.T) {
 	for mode, lost := range map[string]bool{"nftables": true, "ipvs": true, "iptables": false} {
 		got := call(t, dir, "render", "--manifests", "DIR", "--proxy-mode", mode, "--nodeport-addresses", "primary,localhost", "--hostname-override", "node-a")
 		const line = "note: nobody answers NodePorts at 127.0.0.1 on 30080/sctp (shop/web:http): kube-proxy relays TCP and UDP alone there\n"
-		if got.Code != 0 || strings.Contains(got.Err, line) != lost || strings.Contains(got.Err, "itself listens") {
-			t.Errorf("%s: exit %d, %s", mode, got.Code, got.Err)
-		}
+		kit.Check(t, got.Code == 0 && strings.Contains(got.Err, line) == lost && !strings.Contains(got.Err, "itself listens"),
+			"%s: exit %d, %s", mode, got.Code, got.Err)
 	}
 }
 
@@ -212,9 +204,8 @@ func TestRenderProxyName(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"": "is empty: want the value of a label", "a b": `"a b" is no value of a label: want`} {
-		if got := call(t, dir, "render", "--manifests", "DIR", "--service-proxy-name", name); got.Code == 0 || !strings.Contains(got.Err, "--service-proxy-name: "+want) {
-			t.Errorf("name %q: exit %d, %s", name, got.Code, got.Err)
-		}
+		got := call(t, dir, "render", "--manifests", "DIR", "--service-proxy-name", name)
+		kit.Check(t, got.Code != 0 && strings.Contains(got.Err, "--service-proxy-name: "+want), "name %q: exit %d, %s", name, got.Code, got.Err)
 	}
 }
 
@@ -232,13 +223,11 @@ func TestRenderIgnoresSourceRanges(t *testing.T) {
 		{"nftables", "--ignore-source-ranges", false, false},
 	} {
 		got := call(t, "", "render", "--manifests", "../../docs/examples/shop", "--hostname-override", "node-a", "--proxy-mode", tt.mode, tt.flag)
-		if got.Code != 0 || strings.Contains(got.Out, served) != tt.served || strings.Contains(got.Out, open) != tt.open {
-			t.Errorf("mode %s with %s: exit %d, %s\n%s", tt.mode, tt.flag, got.Code, got.Err, got.Out)
-		}
+		kit.Check(t, got.Code == 0 && strings.Contains(got.Out, served) == tt.served && strings.Contains(got.Out, open) == tt.open,
+			"mode %s with %s: exit %d, %s\n%s", tt.mode, tt.flag, got.Code, got.Err, got.Out)
 		noted := strings.Contains(got.Err, "has no effect on linux")
 		kit.Check(t, noted == (tt.mode == "nftables"), "mode %s with %s: %s", tt.mode, tt.flag, got.Err)
-		if restricted := strings.Contains(got.Out, "203.0.113.5 . tcp . 443 . 192.0.2.100"); restricted != (tt.mode == "nftables") {
-			t.Errorf("mode %s with %s: source ranges are not as they should be:\n%s", tt.mode, tt.flag, got.Out)
-		}
+		restricted := strings.Contains(got.Out, "203.0.113.5 . tcp . 443 . 192.0.2.100")
+		kit.Check(t, restricted == (tt.mode == "nftables"), "mode %s with %s: source ranges are not as they should be:\n%s", tt.mode, tt.flag, got.Out)
 	}
 }

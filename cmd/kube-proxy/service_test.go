@@ -209,9 +209,8 @@ func TestServiceRefused(t *testing.T) {
 	// Settings of the other system are no reason to refuse, and are remarked on.
 	d := &fakeSCM{}
 	got := runServiceCommand(t, d, dir, "install", "--manifests=DIR", "--config=DIR/linux.yaml")
-	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "note: ") || !strings.Contains(got.Err, "conntrack") {
-		t.Errorf("settings of Linux: %+v", got)
-	}
+	kit.Check(t, got.Code == 0 && d.spec != nil && strings.Contains(got.Err, "note: ") && strings.Contains(got.Err, "conntrack"),
+		"settings of Linux: %+v", got)
 	// A file that may be created later is no reason either.
 	d = &fakeSCM{}
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later", "--manifests=DIR/later")
@@ -219,9 +218,8 @@ func TestServiceRefused(t *testing.T) {
 		"manifests to come: %+v", got)
 	d = &fakeSCM{}
 	got = runServiceCommand(t, d, dir, "install", "--kubeconfig=DIR/later")
-	if got.Code != 0 || d.spec == nil || !strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is") {
-		t.Errorf("kubeconfig to come: %+v", got)
-	}
+	kit.Check(t, got.Code == 0 && d.spec != nil && strings.Contains(got.Err, "DIR/later is not there; the service cannot start before it is"),
+		"kubeconfig to come: %+v", got)
 }
 
 // TestServiceUnsupportedOS covers the other systems.
@@ -233,9 +231,8 @@ func TestServiceUnsupportedOS(t *testing.T) {
 		got := call(t, "", append([]string{"service"}, strings.Fields(args)...)...)
 		kit.Check(t, got.Code == 1 && strings.Contains(got.Err, "service is for Windows"), "service %s: %+v", args, got)
 	}
-	if got := call(t, "", "service", "status"); got.Code != 2 || !strings.Contains(got.Err, "service is for Windows") {
-		t.Errorf("service status: %+v", got)
-	}
+	got := call(t, "", "service", "status")
+	kit.Check(t, got.Code == 2 && strings.Contains(got.Err, "service is for Windows"), "service status: %+v", got)
 	if got := call(t, "", "--windows-service", "--write-config-to="+filepath.Join(t.TempDir(), "x")); got.Code != 0 || !strings.Contains(got.Err, "has no effect on linux") {
 		t.Errorf("--windows-service: %+v", got)
 	}

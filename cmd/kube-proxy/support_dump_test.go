@@ -18,9 +18,8 @@ import (
 func TestSupportDumpOfNothing(t *testing.T) {
 	dir := files(t, nil)
 	got := call(t, dir, "support-dump", "DIR/dump.tar.gz", "--hostname-override=node-a", "--server=127.0.0.1:1", "--timeout=10s")
-	if got.Code != exitNotOK || !strings.Contains(got.Err, "not collected: ") || !strings.Contains(got.Err, "services.json") || !strings.Contains(got.Out, "dump.tar.gz") {
-		t.Errorf("exit %d, want %d: %s%s", got.Code, exitNotOK, got.Out, got.Err)
-	}
+	kit.Check(t, got.Code == exitNotOK && strings.Contains(got.Err, "not collected: ") && strings.Contains(got.Err, "services.json") && strings.Contains(got.Out, "dump.tar.gz"),
+		"exit %d, want %d: %s%s", got.Code, exitNotOK, got.Out, got.Err)
 	f, err := os.Open(filepath.Join(dir, "dump.tar.gz"))
 	kit.Must(t, err)
 	defer f.Close()

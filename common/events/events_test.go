@@ -202,9 +202,8 @@ func TestRecurrence(t *testing.T) {
 		r.expect(t, time.Hour,
 			"3s create web Broken: ok", "13s create web Mended: ok", "23s patch : ok", "313s patch : ok")
 		for _, e := range r.events {
-			if e.Reason == "Broken" && (e.Count != 2 || e.Message != "fault 1") || e.Reason == "Mended" && e.Count != 2 {
-				t.Errorf("%s: count %d, message %q", e.Reason, e.Count, e.Message)
-			}
+			kit.Check(t, (e.Reason != "Broken" || e.Count == 2 && e.Message == "fault 1") && (e.Reason != "Mended" || e.Count == 2),
+				"%s: count %d, message %q", e.Reason, e.Count, e.Message)
 		}
 	})
 }
@@ -341,9 +340,8 @@ func TestUnreachable(t *testing.T) {
 		r.fail = func(string) error { return errors.New("connection refused") }
 		r.Recovered(serviceObject("web"), broken, "")
 		r.after(time.Hour)
-		if diff := cmp.Diff([]string{Unreachable}, r.dropped); diff != "" || len(r.reports) != 2 {
-			t.Errorf("dropped after an hour (-want +got):\n%s\nreports %q", diff, r.reports)
-		}
+		diff := cmp.Diff([]string{Unreachable}, r.dropped)
+		kit.Check(t, diff == "" && len(r.reports) == 2, "dropped after an hour (-want +got):\n%s\nreports %q", diff, r.reports)
 	})
 }
 

@@ -29,9 +29,8 @@ func TestFollowerWaitsForStableFile(t *testing.T) {
 			time.Sleep(stableTime / 2)
 			_ = os.WriteFile(path, []byte("whole"), 0o600)
 		}()
-		if got, stable := f.readStable(t.Context()); !stable || string(got.Data) != "whole" {
-			t.Errorf("stable content %q, %v, want the whole file", got.Data, stable)
-		}
+		got, stable := f.readStable(t.Context())
+		kit.Check(t, stable && string(got.Data) == "whole", "stable content %q, %v, want the whole file", got.Data, stable)
 	})
 }
 

@@ -168,9 +168,8 @@ func TestCreate(t *testing.T) {
 		if err := f.Discard(); err != nil {
 			t.Error(err)
 		}
-		if _, err = os.Lstat(path); (err == nil) != replaced {
-			t.Errorf("replaced by another: %t, still there: %t", replaced, err == nil)
-		}
+		_, err = os.Lstat(path)
+		kit.Check(t, (err == nil) == replaced, "replaced by another: %t, still there: %t", replaced, err == nil)
 	}
 	unchanged(t, dir, "")
 }

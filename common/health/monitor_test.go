@@ -301,9 +301,8 @@ func TestLongRoundIsAlive(t *testing.T) {
 		alive := func(want bool) {
 			s.t.Helper()
 			r := s.Report()
-			if got := r.alive(); got != want || r.Healthy {
-				s.t.Errorf("after %s: alive %t, want %t; healthy %t, want false", time.Since(s.begin), got, want, r.Healthy)
-			}
+			got := r.alive()
+			kit.Check(s.t, got == want && !r.Healthy, "after %s: alive %t, want %t; healthy %t, want false", time.Since(s.begin), got, want, r.Healthy)
 		}
 		alive(false)
 		for range 20 {

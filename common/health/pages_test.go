@@ -211,9 +211,8 @@ func TestVerbosity(t *testing.T) {
 
 func TestUnprintableAnswer(t *testing.T) {
 	a := Admin{Config: func() any { return math.NaN() }}
-	if w := ask(a.Handler(), "GET", "/configz", ""); w.Code != 500 || !strings.HasPrefix(w.Body.String(), "encode the answer: ") {
-		t.Errorf("answer = %d %s", w.Code, w.Body)
-	}
+	w := ask(a.Handler(), "GET", "/configz", "")
+	kit.Check(t, w.Code == 500 && strings.HasPrefix(w.Body.String(), "encode the answer: "), "answer = %d %s", w.Code, w.Body)
 }
 
 // ask sends one request in process.
@@ -326,9 +325,8 @@ func TestOneFamilyAsked(t *testing.T) {
 	}
 	var r Report
 	body := ask(m.Handler(Observer{}), "GET", "/healthz?family=IPv4", "").Body.Bytes()
-	if err := json.Unmarshal(body, &r); err != nil || len(r.Status) != 1 || !r.Healthy || r.LastUpdated.IsZero() {
-		t.Errorf("body = %s, %v; want that of IPv4", body, err)
-	}
+	err := json.Unmarshal(body, &r)
+	kit.Check(t, err == nil && len(r.Status) == 1 && r.Healthy && !r.LastUpdated.IsZero(), "body = %s, %v; want that of IPv4", body, err)
 	w := ask(m.Handler(Observer{}), "POST", "/healthz", "")
 	kit.Check(t, w.Code == 405, "POST = %d, want 405", w.Code)
 }

@@ -79,9 +79,8 @@ func TestAddressTaken(t *testing.T) {
 	var failed error
 	s := Server{Name: "metrics", Addr: l.Addr().String(), HardFail: true, Attempted: func(err error) { failed = err }}
 	got := s.Run(t.Context())
-	if got == nil || !strings.Contains(got.Error(), "metrics server: listen tcp4 "+s.Addr) || !errors.Is(got, failed) {
-		t.Errorf("Run = %v, reported %v; want the address in the error", got, failed)
-	}
+	kit.Check(t, got != nil && strings.Contains(got.Error(), "metrics server: listen tcp4 "+s.Addr) && errors.Is(got, failed),
+		"Run = %v, reported %v; want the address in the error", got, failed)
 }
 
 func TestBadAddress(t *testing.T) {
@@ -104,9 +103,8 @@ func TestNodeWithoutIPv6(t *testing.T) {
 		if refusal != syscall.EADDRINUSE {
 			want = append(want, "tcp4 0.0.0.0:10256")
 		}
-		if err := s.Run(t.Context()); err == nil || !slices.Equal(asked, want) {
-			t.Errorf("after %v: %v, listened on %q, want %q", refusal, err, asked, want)
-		}
+		err := s.Run(t.Context())
+		kit.Check(t, err != nil && slices.Equal(asked, want), "after %v: %v, listened on %q, want %q", refusal, err, asked, want)
 	}
 }
 
@@ -159,9 +157,8 @@ func TestSoftFail(t *testing.T) {
 		kit.Same(t, "attempts (-want +got)", want, tried)
 		kit.Same(t, "reported (-want +got)", []bool{false, false, false, true}, attempts)
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run = %v", err)
-		}
+		err := <-done
+		kit.Check(t, err == nil, "Run = %v", err)
 		a, b := strings.Count(log.String(), "Not served"), strings.Count(log.String(), "Serving after all")
 		kit.Check(t, a == 1 && b == 1, "log = %s, want one line for the failure and one for its end", log)
 	})
@@ -173,9 +170,8 @@ func TestSoftFailEndsAtOnce(t *testing.T) {
 		defer cancel()
 		s := Server{Addr: "[::]:1", Listen: func(context.Context, string, string) (net.Listener, error) { return nil, errRefused }}
 		begin := time.Now()
-		if err := s.Run(ctx); err != nil || time.Since(begin) != time.Second {
-			t.Errorf("Run = %v after %s, want the end of the context", err, time.Since(begin))
-		}
+		err := s.Run(ctx)
+		kit.Check(t, err == nil && time.Since(begin) == time.Second, "Run = %v after %s, want the end of the context", err, time.Since(begin))
 	})
 }
 
@@ -331,9 +327,8 @@ func TestNewConnectionsGetIn(t *testing.T) {
 	}
 	for i, c := range idle[:30] {
 		// The read timeout of the server would close it later.
-		if _ = c.SetReadDeadline(time.Now().Add(time.Second)); !closed(c) {
-			t.Fatalf("idle connection %d is open", i)
-		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		kit.Need(t, closed(c), "idle connection %d is open", i)
 	}
 }
 
@@ -436,9 +431,8 @@ func TestAnswersAreShared(t *testing.T) {
 		kit.Must(t, err)
 		body, _ := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
-		if answer.StatusCode != http.StatusTeapot || string(body) != "/a" || answer.Header.Get("Content-Type") != "text/x" {
-			t.Errorf("%d %q %v", answer.StatusCode, body, answer.Header)
-		}
+		kit.Check(t, answer.StatusCode == http.StatusTeapot && string(body) == "/a" && answer.Header.Get("Content-Type") == "text/x",
+			"%d %q %v", answer.StatusCode, body, answer.Header)
 	}
 	kit.Check(t, made <= 19, "made %d answers", made)
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {

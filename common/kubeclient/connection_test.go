@@ -235,12 +235,10 @@ func TestLongOutageIsAFewLines(t *testing.T) {
 				x.Recovered(kind)
 			}
 			lines := x.lines()
-			if n := len(lines); n < 4 || n > 16 {
-				t.Errorf("%d lines, want a dozen:\n%s", n, &x.log)
-			}
-			if !strings.Contains(lines[0], "cannot be read") || !strings.Contains(x.log.String(), "repeated=") {
-				t.Errorf("the log begins with %q, or does not report repeats:\n%s", lines[0], &x.log)
-			}
+			n := len(lines)
+			kit.Check(t, n >= 4 && n <= 16, "%d lines, want a dozen:\n%s", n, &x.log)
+			kit.Check(t, strings.Contains(lines[0], "cannot be read") && strings.Contains(x.log.String(), "repeated="),
+				"the log begins with %q, or does not report repeats:\n%s", lines[0], &x.log)
 			last := lines[len(lines)-1]
 			kit.Check(t, strings.Contains(last, "again"), "last line %q, want that it is over", last)
 		})
@@ -254,13 +252,10 @@ func TestEachReasonIsLogged(t *testing.T) {
 	x.RecordError(&source.ReadError{Kind: "nodes", Err: apierrors.NewUnauthorized("who are you")})
 	x.RecordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
 	x.RecordError(&source.ReadError{Kind: "servicecidrs", Optional: true, Err: errors.New("not found")})
-	if n := len(x.lines()); n != 3 {
-		t.Errorf("%d lines, want one for each sort:\n%s", n, &x.log)
-	}
+	n := len(x.lines())
+	kit.Check(t, n == 3, "%d lines, want one for each sort:\n%s", n, &x.log)
 	x.Recovered("services")
-	if strings.Contains(x.log.String(), "again") {
-		t.Errorf("said to be over while nodes fail:\n%s", &x.log)
-	}
+	kit.Check(t, !strings.Contains(x.log.String(), "again"), "said to be over while nodes fail:\n%s", &x.log)
 	x.Recovered("nodes")
 	x.Recovered("nodes")
 	if n := strings.Count(x.log.String(), "again"); n != 1 {

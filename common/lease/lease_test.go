@@ -145,9 +145,7 @@ func TestYield(t *testing.T) {
 			kit.Need(t, ok, "the only proxy may not program the node")
 			time.AfterFunc(tc.round, leave)
 			began := time.Now()
-			if !b.holds(ctx) || time.Since(began) != tc.want {
-				t.Errorf("b has the lease after %s, want %s", time.Since(began), tc.want)
-			}
+			kit.Check(t, b.holds(ctx) && time.Since(began) == tc.want, "b has the lease after %s, want %s", time.Since(began), tc.want)
 			time.Sleep(tc.round)
 			kit.Check(t, !a.holds(ctx), "both program the node")
 			time.Sleep(time.Minute)
@@ -220,9 +218,7 @@ func TestBadHolder(t *testing.T) {
 				held, _ := n.Listen()
 				go serve(held, bad.script)
 				p, began := start(ctx, n, "p"), time.Now()
-				if !p.holds(ctx) || time.Since(began) > bad.within {
-					t.Errorf("programs the node after %s, want %s", time.Since(began), bad.within)
-				}
+				kit.Check(t, p.holds(ctx) && time.Since(began) <= bad.within, "programs the node after %s, want %s", time.Since(began), bad.within)
 				s := p.State()
 				kit.Check(t, !s.Standby && strings.Contains(s.Fault, bad.want), "state %+v, want fault %q", s, bad.want)
 				kit.Check(t, n.dials <= takeTries, "asked %d times, want %d at most", n.dials, takeTries)
@@ -310,9 +306,8 @@ func TestStranger(t *testing.T) {
 			kit.Must(t, err)
 			defer c.Close()
 			time.Sleep(retryInterval)
-			if s := a.State(); !strings.Contains(s.Fault, "process 7 asks for the lease of service proxies, but it is of another version") {
-				t.Fatalf("state %+v", s)
-			}
+			s := a.State()
+			kit.Need(t, strings.Contains(s.Fault, "process 7 asks for the lease of service proxies, but it is of another version"), "state %+v", s)
 		}
 		time.Sleep(3 * retryInterval)
 		s := a.State()

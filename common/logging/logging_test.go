@@ -102,9 +102,8 @@ func TestFile(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "logs")
 		writeHalves(t, filepath.Join(dir, "a.log"), tt.megabytes, tt.lines)
 		got := sizes(t, dir)
-		if n := len(got["backup"]); n != tt.backups || len(got["a.log"]) != 1 || got["a.log"][0] != int64(tt.last)*megabyte/2 {
-			t.Errorf("%+v: %v", tt, got)
-		}
+		n := len(got["backup"])
+		kit.Check(t, n == tt.backups && len(got["a.log"]) == 1 && got["a.log"][0] == int64(tt.last)*megabyte/2, "%+v: %v", tt, got)
 	}
 }
 
@@ -171,9 +170,8 @@ func TestStalledLog(t *testing.T) {
 		for i := range lines {
 			fmt.Fprintf(u, "%04d %s\n", i, strings.Repeat("x", 994))
 		}
-		if took := time.Since(begin); took != stallAfter {
-			t.Errorf("%d lines took %s, want %s for the first and nothing for the rest", lines, took, stallAfter)
-		}
+		took := time.Since(begin)
+		kit.Check(t, took == stallAfter, "%d lines took %s, want %s for the first and nothing for the rest", lines, took, stallAfter)
 		close(g.open)
 		synctest.Wait()
 		text := g.String()
@@ -183,9 +181,7 @@ func TestStalledLog(t *testing.T) {
 		}
 		g.Reset()
 		fmt.Fprintln(u, "after")
-		if g.String() != "after\n" {
-			t.Errorf("the first line after a stall: %q, want it written when Write returns", g.String())
-		}
+		kit.Check(t, g.String() == "after\n", "the first line after a stall: %q, want it written when Write returns", g.String())
 	})
 }
 

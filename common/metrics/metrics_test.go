@@ -481,9 +481,8 @@ func TestHandlers(t *testing.T) {
 	}
 	w = httptest.NewRecorder()
 	m.SLIs().ServeHTTP(w, httptest.NewRequest("GET", "/metrics/slis", nil))
-	if want := `kubernetes_healthcheck{name="IPv4",type="healthz"} 1`; !strings.Contains(w.Body.String(), want) {
-		t.Errorf("/metrics/slis = %s, want %s", w.Body, want)
-	}
+	want := `kubernetes_healthcheck{name="IPv4",type="healthz"} 1`
+	kit.Check(t, strings.Contains(w.Body.String(), want), "/metrics/slis = %s, want %s", w.Body, want)
 }
 
 // TestChartMetrics checks that every metric that the alerts and the dashboard of the chart

@@ -99,9 +99,7 @@ func TestNothingDiffers(t *testing.T) {
 	}
 	kit.Must(t, document.WriteJSON(&doc, d))
 	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"affected": []`, `"limits": []`, `"notes": []`} {
-		if !strings.Contains(doc.String(), list) {
-			t.Errorf("no %s in %s", list, doc.String())
-		}
+		kit.Check(t, strings.Contains(doc.String(), list), "no %s in %s", list, doc.String())
 	}
 }
 
@@ -120,9 +118,8 @@ func TestAddObjects(t *testing.T) {
 	d := New()
 	d.From, d.To = "old", "new"
 	kit.Must(t, d.AddObjects(without(-1), without(1000)))
-	if got := d.Text; !strings.HasPrefix(got, "--- old\n+++ new\n@@ -") || strings.Count(got, "\n") != 3+7 || strings.Count(got, "\n-") != 1 {
-		t.Errorf("got:\n%s", got)
-	}
+	got := d.Text
+	kit.Check(t, strings.HasPrefix(got, "--- old\n+++ new\n@@ -") && strings.Count(got, "\n") == 3+7 && strings.Count(got, "\n-") == 1, "got:\n%s", got)
 }
 
 // TestHunks checks that each hunk begins where it should, also after one with equal lines
@@ -188,18 +185,15 @@ func TestAffected(t *testing.T) {
 	kit.Must(t, d.AddObjects(append(old, gone), slices.Concat(reconcile.Objects{{Text: "# new\n"}}, old, reconcile.Objects{come})))
 	for _, states := range [][2]reconcile.Objects{{nil, {come}}, {{come}, nil}} { // nothing is installed on one side
 		other := New()
-		if err := other.AddObjects(states[0], states[1]); err != nil || !slices.Equal(other.Affected, []string{"shop/come:http"}) {
-			t.Errorf("%v, %q", err, other.Affected)
-		}
+		err := other.AddObjects(states[0], states[1])
+		kit.Check(t, err == nil && slices.Equal(other.Affected, []string{"shop/come:http"}), "%v, %q", err, other.Affected)
 	}
 	want := []string{"shop/cart", "shop/come:http", "shop/dns:dns", "shop/gone:http", "shop/old:http", "shop/web:http"}
 	var out bytes.Buffer
 	err := (View{}).Print(&out, d)
 	kit.Check(t, err == nil && cmp.Diff(want, d.Affected) == "", "%v, %q", err, d.Affected)
 	end := "The node would make 6 changes, for Service ports shop/cart, shop/come:http, shop/dns:dns,\nshop/gone:http, shop/old:http and shop/web:http.\n"
-	if !strings.HasSuffix(out.String(), end) || !strings.Contains(out.String(), "changes of the node, IPv4:\n") {
-		t.Errorf("%s", out.String())
-	}
+	kit.Check(t, strings.HasSuffix(out.String(), end) && strings.Contains(out.String(), "changes of the node, IPv4:\n"), "%s", out.String())
 	d.AddPlan(service.IPv4, []reconcile.Change{{Text: "+ a", Port: of("zoo", "http")}})
 	last := d.Plan[len(d.Plan)-1]
 	kit.Check(t, last == "+ a # shop/zoo:http", "printed as %q", last)

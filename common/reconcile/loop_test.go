@@ -274,9 +274,8 @@ func TestCostFactor(t *testing.T) {
 			for at := begin; at.Before(begin.Add(long)); at = p.nextStart(at, tt.cost) {
 				n++
 			}
-			if burst := 9 * int(max(time.Second/max(time.Duration(tt.effort)*tt.cost, burstGap), 1)); n < tt.want || n > tt.want+burst {
-				t.Errorf("%d rounds in %s, want %d and at most %d more", n, long, tt.want, burst)
-			}
+			burst := 9 * int(max(time.Second/max(time.Duration(tt.effort)*tt.cost, burstGap), 1))
+			kit.Check(t, n >= tt.want && n <= tt.want+burst, "%d rounds in %s, want %d and at most %d more", n, long, tt.want, burst)
 		})
 	}
 }
@@ -513,17 +512,13 @@ func TestStandby(t *testing.T) {
 	}, func(b *harness) {
 		b.SnapshotChanged()
 		b.pass(10 * time.Second)
-		if b.count() != 0 || standbys == 0 {
-			t.Errorf("%d rounds, reported standing by %d times", b.count(), standbys)
-		}
+		kit.Check(t, b.count() == 0 && standbys != 0, "%d rounds, reported standing by %d times", b.count(), standbys)
 		for i := range 3 {
 			kit.Check(t, b.forgets == i, "forgot %d times what it had programmed, want %d", b.forgets, i)
 			mine = true
 			b.Kick()
 			b.pass(time.Second)
-			if b.count() != i+1 {
-				t.Errorf("%d rounds once it may, want %d", b.count(), i+1)
-			}
+			kit.Check(t, b.count() == i+1, "%d rounds once it may, want %d", b.count(), i+1)
 			mine = false
 			b.Kick()
 			b.pass(time.Second)

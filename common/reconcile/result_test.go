@@ -110,9 +110,8 @@ func TestPortErrors(t *testing.T) {
 			kit.Same(t, "(-want +got)", tt.want, got)
 		})
 	}
-	if want := "service port shop/a (tcp, IPv6): refused"; a.Error() != want || !errors.Is(a, errRefused) {
-		t.Errorf("error = %q, want %q around its cause", a, want)
-	}
+	want := "service port shop/a (tcp, IPv6): refused"
+	kit.Check(t, a.Error() == want && errors.Is(a, errRefused), "error = %q, want %q around its cause", a, want)
 }
 
 func TestUnsupported(t *testing.T) {
@@ -270,9 +269,7 @@ func TestBothDegraded(t *testing.T) {
 	for want, tt := range map[string][2]string{"": {}, "a": {"a", ""}, "b": {"", "b"}, "a; b": {"a", "b"}} {
 		p, err := Both(&partialBackend{degraded: tt[0]}, &partialBackend{degraded: tt[1]}).Plan(t.Context(), nil)
 		kit.Must(t, err)
-		if got := p.Outcome().Degraded; got != want {
-			t.Errorf("%q and %q: %q, want %q", tt[0], tt[1], got, want)
-		}
+		kit.Equal(t, p.Outcome().Degraded, want, "%q and %q", tt[0], tt[1])
 	}
 }
 

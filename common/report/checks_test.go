@@ -85,9 +85,7 @@ func TestChecksThatCannotListen(t *testing.T) {
 	if got := follow(); got != "" {
 		t.Errorf("condition %q after the Service left", got)
 	}
-	if got, want := r.Health.Report().Conditions["family-IPv6"], "the kernel has no IPv6"; got != want {
-		t.Errorf("condition %q, want %q", got, want)
-	}
+	kit.Equal(t, r.Health.Report().Conditions["family-IPv6"], "the kernel has no IPv6", "condition")
 }
 
 // watched returns OtherProxies that write Events to h, and the conditions that they show.
@@ -163,9 +161,8 @@ func TestEventsOfDisputes(t *testing.T) {
 		all := conditions()
 		kit.Check(t, len(all) == 0, "conditions %q for single repairs", all)
 		o.Report(Round{Result: r})
-		if text := conditions()[string(condition.Drift+"IPv4")]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
-			t.Errorf("condition %q", text)
-		}
+		text := conditions()[string(condition.Drift+"IPv4")]
+		kit.Check(t, strings.Contains(text, "process 9 (nft)") && strings.Contains(text, "the latest: missing: a rule"), "condition %q", text)
 		time.Sleep(5 * time.Minute)
 		o.Report(Round{})
 		if all := conditions(); len(all) > 0 {
@@ -195,7 +192,6 @@ func TestForeignRulesAreLoggedOnce(t *testing.T) {
 		o.ReportForeignRules(service.IPv4, what)
 	}
 	got := kit.LogLines(text)
-	if len(got) != 2 || !strings.Contains(got[0], "a place: rules") || !strings.Contains(got[1], "No other program adds its rules any more") {
-		t.Errorf("logged:\n%s", strings.Join(got, "\n"))
-	}
+	kit.Check(t, len(got) == 2 && strings.Contains(got[0], "a place: rules") && strings.Contains(got[1], "No other program adds its rules any more"),
+		"logged:\n%s", strings.Join(got, "\n"))
 }

@@ -94,9 +94,8 @@ func TestClosedNodePortsAreReported(t *testing.T) {
 	} {
 		r.round(service.IPv4, service.New(1, &tt.node, []*service.Port{tt.port}), reconcile.Result{})
 		text := r.Health.Report().Conditions["node-port-addresses-IPv4"]
-		if (text == "") != (tt.want == "") || !strings.HasPrefix(text, "no IPv4 address answers NodePorts: "+tt.want) && tt.want != "" {
-			t.Errorf("%s: the condition is %q", name, text)
-		}
+		kit.Check(t, (text == "") == (tt.want == "") && (strings.HasPrefix(text, "no IPv4 address answers NodePorts: "+tt.want) || tt.want == ""),
+			"%s: the condition is %q", name, text)
 	}
 }
 
@@ -143,9 +142,8 @@ func TestNodeProblemsAreReported(t *testing.T) {
 	set("10.0.0.0/7")
 	h.Synced()
 	ranges, node := conditions()
-	if !strings.HasPrefix(ranges, `servicecidr kubernetes spec.cidrs[0]: "10.0.0.0/7" is too wide`) || !strings.HasPrefix(node, "spec.podCIDRs[0]: ") {
-		t.Errorf("conditions %q and %q", ranges, node)
-	}
+	kit.Check(t, strings.HasPrefix(ranges, `servicecidr kubernetes spec.cidrs[0]: "10.0.0.0/7" is too wide`) && strings.HasPrefix(node, "spec.podCIDRs[0]: "),
+		"conditions %q and %q", ranges, node)
 	set("10.96.0.0/16")
 	good := bad.DeepCopy()
 	good.Spec.PodCIDRs = nil
@@ -205,22 +203,19 @@ func TestDataplaneConditions(t *testing.T) {
 	hangs("HNS has not answered")
 	ports("5 are missing", "")
 	conditions := o.Health.Report().Conditions
-	if conditions["dataplane"] != "HNS has not answered" || conditions["dynamic-ports"] != "5 are missing" || conditions["relay"] != "clients of ns/a are refused" {
-		t.Errorf("conditions %v", conditions)
-	}
+	kit.Check(t, conditions["dataplane"] == "HNS has not answered" && conditions["dynamic-ports"] == "5 are missing" && conditions["relay"] == "clients of ns/a are refused",
+		"conditions %v", conditions)
 	hangs("")
 	refuses("clients are refused", "clients of ns/a, ns/b are refused")
 	refuses("", "")
-	if conditions = o.Health.Report().Conditions; len(conditions) != 1 || conditions["dynamic-ports"] == "" {
-		t.Errorf("conditions %v", conditions)
-	}
+	conditions = o.Health.Report().Conditions
+	kit.Check(t, len(conditions) == 1 && conditions["dynamic-ports"] != "", "conditions %v", conditions)
 	if n := strings.Count(log.String(), "Warning: "); n != 4 || strings.Contains(log.String(), "5 are") {
 		t.Errorf("logged:\n%s", log.String())
 	}
 	ports("", "")
-	if conditions = o.Health.Report().Conditions; len(conditions) != 0 {
-		t.Errorf("conditions %v", conditions)
-	}
+	conditions = o.Health.Report().Conditions
+	kit.Check(t, len(conditions) == 0, "conditions %v", conditions)
 }
 
 func noRanges(f service.Family, name string) *reconcile.PortError {

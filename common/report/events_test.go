@@ -322,9 +322,8 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 			runRound(h, v4)
 			h.removeService(n)
 			d.remove(n)
-			if len(h.uids)+len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(h.deprecated)+len(d.uses) > 0 {
-				t.Errorf("kept: %v %v %v %v %v %v", h.uids, h.checkErrors, h.skipped, h.refused, h.deprecated, d.uses)
-			}
+			kit.Check(t, len(h.uids)+len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(h.deprecated)+len(d.uses) <= 0,
+				"kept: %v %v %v %v %v %v", h.uids, h.checkErrors, h.skipped, h.refused, h.deprecated, d.uses)
 		}
 		d.update(web)
 		h.setService(web)

@@ -114,9 +114,7 @@ func TestUnknownNodeIsLogged(t *testing.T) {
 				t.Errorf("%+v: logged %q", tt, log.String())
 			}
 			for _, w := range tt.want {
-				if !strings.Contains(log.String(), w) {
-					t.Errorf("%+v: %q is missing in %q", tt, w, log.String())
-				}
+				kit.Check(t, strings.Contains(log.String(), w), "%+v: %q is missing in %q", tt, w, log.String())
 			}
 		})
 	}

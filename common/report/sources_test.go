@@ -94,9 +94,7 @@ func TestSourceFaultsByObject(t *testing.T) {
 				f.Err = errors.New(step.err)
 			}
 			c.RecordFault(ManifestSource, f)
-			if shown() != step.want {
-				t.Errorf("step %d: %s, want %s", i, shown(), step.want)
-			}
+			kit.Equal(t, shown(), step.want, "step %d", i)
 			time.Sleep(time.Second)
 		}
 		begin := time.Now()
@@ -257,9 +255,8 @@ func TestNodeEligibilityIsLogged(t *testing.T) {
 		}
 		text.Reset()
 		step.do()
-		if got := text.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
-			t.Errorf("step %d logs %q, want %q", i, got, step.want)
-		}
+		got := text.String()
+		kit.Check(t, strings.Count(got, "\n") == lines && strings.Contains(got, step.want), "step %d logs %q, want %q", i, got, step.want)
 	}
 }
 

@@ -462,13 +462,11 @@ func TestSnapshotBasics(t *testing.T) {
 	ports := []*Port{port(2, IPv6), port(1, IPv4), port(0, IPv6), port(0, IPv4)}
 	s := New(7, node, ports)
 	kit.Check(t, s.Generation == 7 && s.Node == node, "snapshot %d of %v", s.Generation, s.Node)
-	if want := []*Port{ports[3], ports[1], ports[2], ports[0]}; !slices.Equal(all(s), want) {
-		t.Errorf("ports = %v, want them by family and name", all(s))
-	}
+	want := []*Port{ports[3], ports[1], ports[2], ports[0]}
+	kit.Check(t, slices.Equal(all(s), want), "ports = %v, want them by family and name", all(s))
 	other := &Node{Name: "b"}
-	if next := s.With(8, other, nil); next.Generation != 8 || next.Node != other || !slices.Equal(all(next), all(s)) {
-		t.Errorf("With = generation %d of %s", next.Generation, next.Node.Name)
-	}
+	next := s.With(8, other, nil)
+	kit.Check(t, next.Generation == 8 && next.Node == other && slices.Equal(all(next), all(s)), "With = generation %d of %s", next.Generation, next.Node.Name)
 	for range s.Ports(IPv4) {
 		break
 	}
@@ -523,9 +521,8 @@ func TestFrontendEquality(t *testing.T) {
 		"nobody admitted": {with(func(g *Frontend) { g.Sources = []netip.Prefix{} }), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if same, equal := f.SameAddress(c.g), f.Equal(c.g); same != c.same || equal != c.equal {
-				t.Errorf("%v and %v: same address %t, equal %t", f, c.g, same, equal)
-			}
+			same, equal := f.SameAddress(c.g), f.Equal(c.g)
+			kit.Check(t, same == c.same && equal == c.equal, "%v and %v: same address %t, equal %t", f, c.g, same, equal)
 		})
 	}
 }

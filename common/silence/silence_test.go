@@ -95,9 +95,7 @@ func (w *world) stop() {
 	<-w.ended
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.dialling > 0 {
-		w.t.Errorf("%d dials after the end", w.dialling)
-	}
+	kit.Check(w.t, w.dialling <= 0, "%d dials after the end", w.dialling)
 }
 
 // dial answers after a millisecond, or never.
@@ -135,9 +133,8 @@ func (w *world) took(all map[service.Address]Record) {
 		}
 	}
 	w.silent = all
-	if d := time.Since(w.toldAt); d < 100*time.Millisecond && len(all) > 0 {
-		w.t.Errorf("Changed is called again after %v", d)
-	}
+	d := time.Since(w.toldAt)
+	kit.Check(w.t, d >= 100*time.Millisecond || len(all) <= 0, "Changed is called again after %v", d)
 	w.toldAt = time.Now()
 }
 
@@ -350,9 +347,8 @@ func TestBlockedClient(t *testing.T) {
 		blocked(5 * 60)
 		before := len(w.dials)
 		blocked(5 * 300)
-		if n := len(w.dials) - before; n > 10*11*(leastDials+mostControls*controlDials) {
-			t.Errorf("%d dials in five minutes", n)
-		}
+		n := len(w.dials) - before
+		kit.Check(t, n <= 10*11*(leastDials+mostControls*controlDials), "%d dials in five minutes", n)
 		t.Logf("%d dials in the first minute, %d in five more", before, len(w.dials)-before)
 		w.set(w.dead, true, endpoint(6))
 		w.clients(endpoint(6))
@@ -508,16 +504,12 @@ func TestNode(t *testing.T) {
 		w.waitFor(t, 700*time.Millisecond, endpoint(20))
 		w.rest(3 * time.Second)
 		for i := 21; i < 120; i++ {
-			if w.dialled[endpoint(i)] > 0 {
-				t.Fatalf("one is silent, and %v of its node is dialled", endpoint(i))
-			}
+			kit.Need(t, w.dialled[endpoint(i)] <= 0, "one is silent, and %v of its node is dialled", endpoint(i))
 		}
 		w.clients(endpoint(50))
 		t.Logf("90 of one node: %v", w.waitFor(t, 7*time.Second, want...))
 		for i := 110; i < 120; i++ {
-			if w.dialled[endpoint(i)] == 0 {
-				t.Errorf("%v of the node was not dialled", endpoint(i))
-			}
+			kit.Check(t, w.dialled[endpoint(i)] != 0, "%v of the node was not dialled", endpoint(i))
 		}
 		kit.Check(t, w.dialled[endpoint(200)] <= 0, "one of another node was dialled")
 		w.checkDials(t)

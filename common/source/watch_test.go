@@ -76,9 +76,8 @@ func testEachChange(t *testing.T, streams bool) {
 				s.set(c.kind, c.name, c.set)
 			}
 			synctest.Wait()
-			if calls, _ := r.take(); !slices.Equal(calls, []string{c.want}) {
-				t.Errorf("%s %s: the Sink got %q, want %q", c.kind, c.name, calls, c.want)
-			}
+			calls, _ := r.take()
+			kit.Check(t, slices.Equal(calls, []string{c.want}), "%s %s: the Sink got %q, want %q", c.kind, c.name, calls, c.want)
 		}
 	})
 }
@@ -109,9 +108,8 @@ func testBookmarks(t *testing.T, streams bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		for kind := range apiKinds {
-			if longest[kind] == 0 || longest[kind] > 65*time.Second || time.Since(last[kind]) > 65*time.Second {
-				t.Errorf("no sign of life of %s for %s, want one a minute", kind, longest[kind])
-			}
+			kit.Check(t, longest[kind] != 0 && longest[kind] <= 65*time.Second && time.Since(last[kind]) <= 65*time.Second,
+				"no sign of life of %s for %s, want one a minute", kind, longest[kind])
 		}
 		later := func(r apiRequest) bool { return r.verb != "watch" && r.at.Sub(s.requests[0].at) > time.Second }
 		if i := slices.IndexFunc(s.requests, later); i >= 0 {
@@ -290,9 +288,8 @@ func TestRetryAfter(t *testing.T) {
 				s.follow(t, &APIServer{}, &recorder{open: true}, func() {
 					pass(3 * time.Minute)
 					for kind := range apiKinds {
-						if n := len(s.asked(kind)); n < 3 && c.refuses(kind, true) {
-							t.Errorf("%s was asked for %d times in three minutes, want more", kind, n)
-						}
+						n := len(s.asked(kind))
+						kit.Check(t, n >= 3 || !c.refuses(kind, true), "%s was asked for %d times in three minutes, want more", kind, n)
 					}
 				})
 			})
@@ -351,9 +348,8 @@ func TestOldAPIServer(t *testing.T) {
 		}}
 		s.follow(t, a, &recorder{open: true}, func() {
 			pass(time.Minute)
-			if len(errs) != 4 || !strings.Contains(errors.Join(errs...).Error(), "watch services at the API server") {
-				t.Errorf("reported: %v, want one fault for each kind", errs)
-			}
+			kit.Check(t, len(errs) == 4 && strings.Contains(errors.Join(errs...).Error(), "watch services at the API server"),
+				"reported: %v, want one fault for each kind", errs)
 		})
 	})
 }

@@ -215,12 +215,10 @@ func TestTakeover(t *testing.T) {
 					t.Errorf("conditions %q", s.conditions)
 				}
 			})
-			if !slices.ContainsFunc(s.conditions, func(text string) bool { return strings.Contains(text, tt.condition) }) && tt.condition != "" {
-				t.Errorf("conditions %q, want one with %q", s.conditions, tt.condition)
-			}
-			if got := strings.Contains(s.logText.String(), "Removed what an earlier"); got != tt.done && tt.left.what == "" && tt.removed > 0 {
-				t.Errorf("done %t, and the log says:\n%s", tt.done, s.logText)
-			}
+			kit.Check(t, slices.ContainsFunc(s.conditions, func(text string) bool { return strings.Contains(text, tt.condition) }) || tt.condition == "",
+				"conditions %q, want one with %q", s.conditions, tt.condition)
+			got := strings.Contains(s.logText.String(), "Removed what an earlier")
+			kit.Check(t, got == tt.done || tt.left.what != "" || tt.removed <= 0, "done %t, and the log says:\n%s", tt.done, s.logText)
 			n := strings.Count(s.logText.String(), "still there; trying again")
 			kit.Check(t, n <= 1, "the same was reported %d times:\n%s", n, s.logText)
 		})
@@ -369,12 +367,9 @@ func TestCleanup(t *testing.T) {
 			if err := Cleanup(ctx, []Target{tt.target}, CleanupOptions{Skip: skip, Privileges: "ask root"}); err != nil {
 				text = err.Error()
 			}
-			if !strings.HasPrefix(text, tt.text) || tt.text == "" && text != "" || tt.left.removed != tt.removed {
-				t.Errorf("removed %d times, error %q; want %d, %q", tt.left.removed, text, tt.removed, tt.text)
-			}
-			if !strings.Contains(log.String(), tt.log) || tt.log == "" && log.Len() > 0 {
-				t.Errorf("log %q, want %q", log.String(), tt.log)
-			}
+			kit.Check(t, strings.HasPrefix(text, tt.text) && (tt.text != "" || text == "") && tt.left.removed == tt.removed,
+				"removed %d times, error %q; want %d, %q", tt.left.removed, text, tt.removed, tt.text)
+			kit.Check(t, strings.Contains(log.String(), tt.log) && (tt.log != "" || log.Len() <= 0), "log %q, want %q", log.String(), tt.log)
 		})
 	}
 }
@@ -512,9 +507,7 @@ func TestErrorsNameTheirPlace(t *testing.T) {
 		stillText + `" err="nothing can be planned"` + "\n",
 		stillText + `" err="the kernel is out of order" place="a place"` + "\n", UnreadText + `" err="it is dark" place="another place"` + "\n",
 	} {
-		if strings.Count(text.String(), want) != 1 {
-			t.Errorf("want %q once in\n%s", want, text.String())
-		}
+		kit.Check(t, strings.Count(text.String(), want) == 1, "want %q once in\n%s", want, text.String())
 	}
 }
 

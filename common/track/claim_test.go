@@ -59,9 +59,8 @@ func TestContendersCost(t *testing.T) {
 		tracker.Latest()
 		step.do()
 		tracker.claims.resolve()
-		if len(tracker.dirty) > step.want {
-			t.Errorf("%s at %d who want one address: %d Services are worked on; want %d", step.name, n, len(tracker.dirty), step.want)
-		}
+		kit.Check(t, len(tracker.dirty) <= step.want,
+			"%s at %d who want one address: %d Services are worked on; want %d", step.name, n, len(tracker.dirty), step.want)
 	}
 	tracker.Latest()
 	tracker.SetService(contender(2*n, 1))
@@ -69,9 +68,8 @@ func TestContendersCost(t *testing.T) {
 	all := tracker.Problems()
 	kit.Check(t, len(all) == n, "%d problems; want one for each of %d who do not have the address", len(all), n)
 	for _, p := range all {
-		if want := "belongs to service d/" + contender(2*n, 0).Name; !strings.Contains(p.Message, want) {
-			t.Fatalf("after the address has gone to an older one: %s; want %q", p, want)
-		}
+		want := "belongs to service d/" + contender(2*n, 0).Name
+		kit.Need(t, strings.Contains(p.Message, want), "after the address has gone to an older one: %s; want %q", p, want)
 	}
 }
 
@@ -129,9 +127,7 @@ func TestContestCost(t *testing.T) {
 				}
 			}
 			t.Logf("%d times as many cost %.1f times as much", times, best)
-			if best >= limit {
-				t.Errorf("%d times as many Services at one address cost %.1f times as much; want less than %d", times, best, limit)
-			}
+			kit.Check(t, best < limit, "%d times as many Services at one address cost %.1f times as much; want less than %d", times, best, limit)
 		})
 	}
 }
@@ -235,9 +231,8 @@ func TestExternalAddresses(t *testing.T) {
 					t.Errorf("it gets the address: %v; problems %s", got, w.Problems())
 				}
 				problems := w.Problems()
-				if tt.why == "" && len(problems) > 0 || tt.why != "" && (len(problems) != 1 || !refers(problems[0].Message, tt.why)) {
-					t.Errorf("problems %s, want %q", problems, tt.why)
-				}
+				kit.Check(t, (tt.why != "" || len(problems) <= 0) && (tt.why == "" || len(problems) == 1 && refers(problems[0].Message, tt.why)),
+					"problems %s, want %q", problems, tt.why)
 				w.DeleteService(types.NamespacedName{Namespace: victim.Namespace, Name: victim.Name})
 				w.SetHost(Host{})
 				if !hasExternalAddress(w, thief) || len(w.Problems()) > 0 {
@@ -339,9 +334,8 @@ func TestProxyName(t *testing.T) {
 			got = append(got, p.Name.Name)
 		}
 		kit.Same(t, fmt.Sprintf("proxy %q (-want +got)", name), want, got)
-		if ranges := w.Latest().Node.ServiceCIDRs; (len(ranges) > 0) != (name == "") {
-			t.Errorf("proxy %q drops what goes to nobody's address in %s, of which others serve some", name, ranges)
-		}
+		ranges := w.Latest().Node.ServiceCIDRs
+		kit.Check(t, (len(ranges) > 0) == (name == ""), "proxy %q drops what goes to nobody's address in %s, of which others serve some", name, ranges)
 	}
 }
 
@@ -474,9 +468,7 @@ func TestManyEndpointsInServiceCIDR(t *testing.T) {
 	kit.Need(t, len(exempt) == maxExempt && len(node.ServiceCIDRs) == 1,
 		"%d addresses of %v are exempt, want %d of the range", len(exempt), node.ServiceCIDRs, maxExempt)
 	for addr, dropped := range map[string]bool{"10.96.0.9": false, "10.96.0.10": true, "10.96.3.46": false, "10.96.3.47": true, "10.96.200.1": true} {
-		if node.IsServiceAddr(netip.MustParseAddr(addr)) != dropped {
-			t.Errorf("%s is a Service's address: %v, want %v", addr, !dropped, dropped)
-		}
+		kit.Check(t, node.IsServiceAddr(netip.MustParseAddr(addr)) == dropped, "%s is a Service's address: %v, want %v", addr, !dropped, dropped)
 	}
 	const want = `"10.96.0.0/16" holds addresses of endpoints (more than 256): 10.96.0.0 of service ns-0/service-0; ` +
 		"want a range for Services alone; packets to the first 256 are not dropped"
@@ -519,9 +511,8 @@ func TestEndpointIsClusterIP(t *testing.T) {
 				run(tracker, steps[step], each)
 			}
 			tracker.Latest()
-			if got := problemTexts(tracker); strings.Join(got, "\n") != want {
-				t.Errorf("%s, snapshots between %v: problems %q, want %q", order, each, got, want)
-			}
+			got := problemTexts(tracker)
+			kit.Check(t, strings.Join(got, "\n") == want, "%s, snapshots between %v: problems %q, want %q", order, each, got, want)
 		}
 	}
 }

@@ -151,15 +151,13 @@ func TestPeers(t *testing.T) {
 		kit.Need(t, len(all) == 9 && alike && !slices.Contains(all, ofSlice(1, local)),
 			"peers of a local endpoint: %v, %t", all, alike)
 		all, alike = w.Peers(ofSlice(1, 4), portName(1))
-		if len(all) != 8 || !alike || slices.Contains(all, ofSlice(1, local)) || slices.Contains(all, ofSlice(1, 4)) {
-			t.Fatalf("peers of a remote endpoint: %v, %t", all, alike)
-		}
+		kit.Need(t, len(all) == 8 && alike && !slices.Contains(all, ofSlice(1, local)) && !slices.Contains(all, ofSlice(1, 4)),
+			"peers of a remote endpoint: %v, %t", all, alike)
 	}
 	w.SetSlice(plainSlice(1, 2))
 	a := netip.AddrPortFrom(netip.MustParseAddr(plainSlice(1, 2).Endpoints[0].Addresses[0]), 8080)
-	if all, alike := w.Peers(service.AddressOf(service.TCP, a), portName(1)); len(all) != 1 || alike {
-		t.Errorf("peers of the only remote one: %v, %t", all, alike)
-	}
+	all, alike := w.Peers(service.AddressOf(service.TCP, a), portName(1))
+	kit.Check(t, len(all) == 1 && !alike, "peers of the only remote one: %v, %t", all, alike)
 	w.SetSlice(plainSlice(0, 100))
 	if all, _ := w.Peers(ofSlice(0, 0), portName(0)); len(all) != maxPeers {
 		t.Errorf("%d peers of 100", len(all))
@@ -213,9 +211,8 @@ func TestSilentDatagrams(t *testing.T) {
 	name.Protocol, silent.Protocol = service.UDP, service.UDP
 	w.SetSilent(map[service.Address]time.Time{silent: time.Unix(10, 0)})
 	p := w.Latest().Port(service.IPv4, name)
-	if len(p.Cluster) != 3 || slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return e.Addr.Addr() == silent.Addr }) || len(p.Draining) > 0 {
-		t.Errorf("%v are used, %v drain", p.Cluster, p.Draining)
-	}
+	kit.Check(t, len(p.Cluster) == 3 && !slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return e.Addr.Addr() == silent.Addr }) && len(p.Draining) <= 0,
+		"%v are used, %v drain", p.Cluster, p.Draining)
 	all := w.SilentUses()
 	kit.Check(t, len(all) == 1 && all[0] == (SilentUse{silent, name, true}), "%v", all)
 	same := silent

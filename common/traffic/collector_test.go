@@ -177,13 +177,11 @@ func TestNamed(t *testing.T) {
 		kit.Check(t, len(named) == MostNamed && named["s149"] == 1149 && all == n*1000+n*(n-1)/2,
 			"%d named with %v, %d in all", len(named), named, all)
 		samples[0].Connections += 300 // more than those that are named, but not by far
-		if _, named = sum(); len(named) != MostNamed || named["s000"] != 0 {
-			t.Errorf("named %v, want those of before", named)
-		}
+		_, named = sum()
+		kit.Check(t, len(named) == MostNamed && named["s000"] == 0, "named %v, want those of before", named)
 		samples[0].Connections += 3000
-		if _, named = sum(); len(named) != MostNamed || named["s000"] != 3000 {
-			t.Errorf("named %v, want s000 with what is new", named)
-		}
+		_, named = sum()
+		kit.Check(t, len(named) == MostNamed && named["s000"] == 3000, "named %v, want s000 with what is new", named)
 	})
 }
 
@@ -209,14 +207,12 @@ func TestDualStack(t *testing.T) {
 		for range 2 {
 			time.Sleep(minPause)
 			r := s.Read(t.Context(), Selection{Endpoints: true})
-			if diff := cmp.Diff(want, r.Services); diff != "" || r.Counted != (Kinds{Packets: true, Bytes: true}) {
-				t.Errorf("counted %+v, services (-want +got):\n%s", r.Counted, diff)
-			}
+			diff := cmp.Diff(want, r.Services)
+			kit.Check(t, diff == "" && r.Counted == (Kinds{Packets: true, Bytes: true}), "counted %+v, services (-want +got):\n%s", r.Counted, diff)
 		}
 		for range 20 { // the order of Readers differs
-			if n := s.Named(t.Context()); n.Counted != (Kinds{Packets: true, Bytes: true}) {
-				t.Fatalf("counted %+v, want packets and bytes", n.Counted)
-			}
+			n := s.Named(t.Context())
+			kit.Need(t, n.Counted == (Kinds{Packets: true, Bytes: true}), "counted %+v, want packets and bytes", n.Counted)
 		}
 	})
 }
@@ -261,9 +257,7 @@ func TestBusiestAreNamed(t *testing.T) {
 	var r ranking
 	r.add(totals, nil)
 	for s := range r.named {
-		if totals[s].Connections < 100+3*MostNamed {
-			t.Errorf("%s is named with %d connections, and busier ones are not", s.Name, totals[s].Connections)
-		}
+		kit.Check(t, totals[s].Connections >= 100+3*MostNamed, "%s is named with %d connections, and busier ones are not", s.Name, totals[s].Connections)
 	}
 	newcomer, quietest := serviceName{"shop", "new"}, serviceName{"shop", fmt.Sprintf("s%03d", 3*MostNamed)}
 	totals[newcomer] = Counts{Connections: 2*totals[quietest].Connections + 1}

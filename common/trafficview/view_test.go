@@ -90,9 +90,8 @@ func TestFollow(t *testing.T) {
 	})
 	kit.Need(t, err == nil && len(all) == 2, "%d answers, %v", len(all), err)
 	a := all[1]
-	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
-		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
-	}
+	kit.Check(t, a.Services[0].Name == "web" && a.Services[0].Connections == 6000 && a.Services[0].Endpoints[0].Connections == 4000 && a.Total.BytesOut == 6e6,
+		"%+v, want shop/web first, and its busy endpoint", a)
 	kit.Check(t, len(a.Silent) == 3 && len(a.Ended) == 2,
 		"silent are %v, ended %v, want all of all Services", a.Silent, a.Ended)
 	q.Namespace, q.Name = "shop", "db"
@@ -100,9 +99,8 @@ func TestFollow(t *testing.T) {
 		t.Errorf("silent of shop/db are %v, %v", one.Silent, err)
 	}
 	per, seconds := a.Services[0].PerSecond.Connections, a.Seconds
-	if got := per * seconds; got < 2999 || got > 3001 || seconds < 1 {
-		t.Errorf("%v a second over %v seconds, want 3000 in all", per, seconds)
-	}
+	got := per * seconds
+	kit.Check(t, got >= 2999 && got <= 3001 && seconds >= 1, "%v a second over %v seconds, want 3000 in all", per, seconds)
 }
 
 // TestRefusals asks for what there is not.
@@ -117,9 +115,8 @@ func TestRefusals(t *testing.T) {
 		kit.Check(t, err != nil && strings.HasSuffix(err.Error(), want), "%v, want %s", err, want)
 	}
 	q := &Query{Query: statusview.Query{Server: serve(t, shopServer()), Reference: service.Reference{Namespace: "shop", Name: "idle"}}, Timeout: time.Minute}
-	if err := q.Follow(t.Context(), func(a *Answer) (bool, error) { return false, nil }); err != nil {
-		t.Errorf("a Service without traffic: %v", err)
-	}
+	err := q.Follow(t.Context(), func(a *Answer) (bool, error) { return false, nil })
+	kit.Check(t, err == nil, "a Service without traffic: %v", err)
 }
 
 // TestPrint compares what is printed.
@@ -196,9 +193,8 @@ func TestAnswer(t *testing.T) {
 		}
 	}
 	bytesLast := reading(start, second.Time, carries("a", 9, 1, 0), carries("b", 1, 0, 2), carries("c", 5, 0, 0))
-	if a := (&Query{Sort: ByName}).answer(first, bytesLast); a.Services[0].Name != "a" || a.Services[1].Name != "b" {
-		t.Errorf("by name: %+v", a.Services)
-	}
+	a := (&Query{Sort: ByName}).answer(first, bytesLast)
+	kit.Check(t, a.Services[0].Name == "a" && a.Services[1].Name == "b", "by name: %+v", a.Services)
 	if a := (&Query{Sort: ByBytes}).answer(nil, bytesLast); a.Services[0].Name != "b" || a.Seconds != 0 || a.Services[0].PerSecond != nil {
 		t.Errorf("by bytes, of one reading: %+v", a)
 	}

@@ -129,9 +129,8 @@ func TestFrontendsRetire(t *testing.T) {
 			after := service.New(2, node, tt.after)
 			after.Incomplete = tt.incomplete
 			for range 2 { // a round that failed is repeated
-				if got := round(after); !slices.Equal(got, tt.first) {
-					t.Fatalf("the dataplane holds %q before the entries are deleted, want %q", got, tt.first)
-				}
+				got := round(after)
+				kit.Need(t, slices.Equal(got, tt.first), "the dataplane holds %q before the entries are deleted, want %q", got, tt.first)
 			}
 			_, again, err := c.Clean(t.Context(), reconcile.Result{Snapshot: after, Outcome: r.out})
 			kit.Need(t, err == nil && x.entry == nil && (again > 0) == !slices.Equal(tt.first, tt.second),

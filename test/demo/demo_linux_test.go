@@ -121,9 +121,8 @@ func TestTableFitsManifests(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join(dir, r.service+".yaml"))
 			kit.Check(t, err == nil, "%v", err)
 			checkHas(t, r, string(text))
-			if !slices.Contains(slices.Concat([]string{"node-a"}, network.Pods, network.Remote, network.Clients), r.from) {
-				t.Errorf("the network of the demo has no %s", r.from)
-			}
+			kit.Check(t, slices.Contains(slices.Concat([]string{"node-a"}, network.Pods, network.Remote, network.Clients), r.from),
+				"the network of the demo has no %s", r.from)
 		}
 	}
 }
@@ -136,9 +135,7 @@ func checkHas(t *testing.T, r row, text string) {
 		if r.kind != "NodePort" && !whole.MatchString(text) {
 			t.Errorf("%s.yaml does not have the address %s", r.service, to.Addr())
 		}
-		if !strings.Contains(text, fmt.Sprintf("ort: %d\n", to.Port())) {
-			t.Errorf("%s.yaml does not have the port %d", r.service, to.Port())
-		}
+		kit.Check(t, strings.Contains(text, fmt.Sprintf("ort: %d\n", to.Port())), "%s.yaml does not have the port %d", r.service, to.Port())
 	}
 }
 

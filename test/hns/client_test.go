@@ -58,18 +58,14 @@ func (c *client) try(function, id string, handle uint64, args ...string) (Reply,
 func (c *client) call(function, id string, handle uint64, args ...string) Reply {
 	c.t.Helper()
 	reply, ok := c.try(function, id, handle, args...)
-	if !ok {
-		c.t.Fatalf("%s: the connection broke", function)
-	}
+	kit.Need(c.t, ok, "%s: the connection broke", function)
 	return reply
 }
 
 func (c *client) must(function, id string, handle uint64, args ...string) Reply {
 	c.t.Helper()
 	reply := c.call(function, id, handle, args...)
-	if reply.Code != OK {
-		c.t.Fatalf("%s: %v %s", function, reply.Code, reply.Error)
-	}
+	kit.Need(c.t, reply.Code == OK, "%s: %v %s", function, reply.Code, reply.Error)
 	return reply
 }
 
@@ -78,9 +74,7 @@ func (c *client) read(kind Kind, id string) Document {
 	c.t.Helper()
 	h := c.must("HcnOpen"+string(kind), id, 0).Handle
 	d, ok := parse(c.must("HcnQuery"+string(kind)+"Properties", "", h, "{}").Output)
-	if !ok {
-		c.t.Fatalf("query of %s %s: no document", kind, id)
-	}
+	kit.Need(c.t, ok, "query of %s %s: no document", kind, id)
 	c.must("HcnClose"+string(kind), "", h)
 	return d
 }
@@ -199,9 +193,8 @@ func TestFrames(t *testing.T) {
 	_, err = io.Copy(c.conn, r)
 	kit.Must(t, err)
 	for range 3 {
-		if fields, err := readFrame(c.conn); err != nil || !slices.Equal(fields, []string{"00000000", "0", "[]", "", ""}) {
-			t.Fatalf("reply %q, %v", fields, err)
-		}
+		fields, err := readFrame(c.conn)
+		kit.Need(t, err == nil && slices.Equal(fields, []string{"00000000", "0", "[]", "", ""}), "reply %q, %v", fields, err)
 	}
 }
 
@@ -269,9 +262,7 @@ func TestFilters(t *testing.T) {
 		kit.Check(t, got == wantText, "filter %s: %s, want %s", filter, got, wantText)
 	}
 	got := w.must("HcnEnumerateEndpoints", "", 0, text(Document{"Filter": `{"VirtualNetwork":"` + w.network + `"}`})).Output
-	if want := `["` + strings.ToUpper(w.pod) + `"]`; got != want {
-		t.Errorf("endpoints of a network: %s, want %s", got, want)
-	}
+	kit.Equal(t, got, `["`+strings.ToUpper(w.pod)+`"]`, "endpoints of a network")
 }
 
 func TestCase(t *testing.T) {
@@ -342,9 +333,8 @@ func TestAdmin(t *testing.T) {
 	var state State
 	body, _ := ask(t, web.URL, "GET /state", "")
 	kit.Must(t, json.Unmarshal([]byte(body), &state))
-	if len(state.Objects[Endpoint]) != 1 || len(state.Objects[LoadBalancer]) != 0 || state.Calls["HcnEnumerateNetworks"] != 1 || state.Version != "13.3" {
-		t.Errorf("state %s", body)
-	}
+	kit.Check(t, len(state.Objects[Endpoint]) == 1 && len(state.Objects[LoadBalancer]) == 0 && state.Calls["HcnEnumerateNetworks"] == 1 && state.Version == "13.3",
+		"state %s", body)
 	post("/delete?kind=Endpoint&id="+pod, "")
 	journal, _ := ask(t, web.URL, "GET /journal", "")
 	kit.Check(t, strings.Count(journal, `"By"`) == 4, "journal %s, want four entries", journal)
@@ -371,8 +361,7 @@ func TestAdminRefuses(t *testing.T) {
 		"POST /attach?endpoint=1":                         "endpoint was not found",
 		"POST /hold?protocol=6&port=99999999999999999999": "out of range",
 	} {
-		if text, status := ask(t, web.URL, request, ""); status != http.StatusBadRequest || !strings.Contains(text, want) {
-			t.Errorf("%s: %d %q, want %q", request, status, text, want)
-		}
+		text, status := ask(t, web.URL, request, "")
+		kit.Check(t, status == http.StatusBadRequest && strings.Contains(text, want), "%s: %d %q, want %q", request, status, text, want)
 	}
 }

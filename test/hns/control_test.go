@@ -272,9 +272,8 @@ func TestForms(t *testing.T) {
 				listed := text(w.read(LoadBalancer, "lb")) + text(w.read(Endpoint, "far"))
 				kit.Check(t, strings.Contains(made, tt.want) != later && strings.Contains(listed, tt.want),
 					"made:   %s\nlisted: %s\nwant %s", made, listed, tt.want)
-				if pod := text(w.read(Endpoint, w.pod)); strings.Contains(pod, tt.want) {
-					t.Errorf("another program's endpoint: %s", pod)
-				}
+				pod := text(w.read(Endpoint, w.pod))
+				kit.Check(t, !strings.Contains(pod, tt.want), "another program's endpoint: %s", pod)
 			})
 		}
 	}
@@ -285,9 +284,8 @@ func TestPersonalityOfEndpoints(t *testing.T) {
 	id, _ := w.create(Endpoint, w.network, Document{})
 	got := w.read(Endpoint, id).IPs()[0]
 	kit.Check(t, got == netip.MustParseAddr("10.244.3.254"), "HNS chose %s", got)
-	if _, code := w.create(Endpoint, w.network, Document{"Name": "fd00::1"}); code != InvalidParameter {
-		t.Errorf("a name with colons: %v", code)
-	}
+	_, code := w.create(Endpoint, w.network, Document{"Name": "fd00::1"})
+	kit.Check(t, code == InvalidParameter, "a name with colons: %v", code)
 	if _, code := w.create(Endpoint, w.network, remote("10.244.3.5")); code != AddressReserved {
 		t.Errorf("a remote endpoint with the address of a pod: %v", code)
 	}
@@ -311,9 +309,8 @@ func TestCascade(t *testing.T) {
 		far, _ := w.create(Endpoint, w.network, remote("10.244.7.1"))
 		id, _ := w.create(LoadBalancer, "", balancer(w.pod, far))
 		w.Restart(Everything)
-		if o := w.Objects(LoadBalancer); len(o) != 1 || o[0].ID() == id {
-			t.Errorf("%q: after a restart: %v, want another identity than %s", how, o, id)
-		}
+		o := w.Objects(LoadBalancer)
+		kit.Check(t, len(o) == 1 && o[0].ID() != id, "%q: after a restart: %v, want another identity than %s", how, o, id)
 		kit.Must(t, w.Delete(Endpoint, w.pod))
 		got := [2]int{len(w.Objects(LoadBalancer)), len(w.DanglingReferences())}
 		kit.Check(t, got == want, "%q: load balancers and dangling references %v, want %v", how, got, want)
@@ -410,9 +407,8 @@ func TestEndpointDefaults(t *testing.T) {
 	first, _ := w.create(Endpoint, w.network, Document{})
 	second, _ := w.create(Endpoint, w.network, Document{})
 	a, b := w.read(Endpoint, first), w.read(Endpoint, second)
-	if got := slices.Concat(a.IPs(), b.IPs()); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.244.3.2"), netip.MustParseAddr("10.244.3.3")}) {
-		t.Errorf("addresses %v", got)
-	}
+	got := slices.Concat(a.IPs(), b.IPs())
+	kit.Check(t, slices.Equal(got, []netip.Addr{netip.MustParseAddr("10.244.3.2"), netip.MustParseAddr("10.244.3.3")}), "addresses %v", got)
 	if a.MAC() == "" || a.MAC() == b.MAC() || a.Name() != "Ethernet" || a.list("IpConfigurations")[0].number("PrefixLength") != 24 {
 		t.Errorf("endpoints %s and %s", text(a), text(b))
 	}
@@ -551,9 +547,8 @@ func TestVersions(t *testing.T) {
 			modify(t, w, tc.modify, v.works())
 		})
 	}
-	if _, err := ParseVersion("13"); err == nil || !strings.Contains(err.Error(), "13.3") {
-		t.Errorf("ParseVersion(13): %v", err)
-	}
+	_, err := ParseVersion("13")
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "13.3"), "ParseVersion(13): %v", err)
 }
 
 // modify adds a second endpoint to a load balancer. It also requests another frontend,

@@ -131,9 +131,8 @@ func TestIPVSHostPorts(t *testing.T) {
 				continue
 			}
 			x.To = netip.AddrPortFrom(x.To.Addr(), port)
-			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Outcome != netlab.Refused {
-				t.Errorf("%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
-			}
+			a, err := x.From.Ask(t.Context(), x.Query())
+			kit.Check(t, err == nil && a.Outcome == netlab.Refused, "%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
 		}
 	})
 }
@@ -185,9 +184,8 @@ func TestIPVSDrift(t *testing.T) {
 		n, _ := p.Metric(t, driftMetric, "ip_family", "IPv4")
 		s := d.Health.Status["IPv4"]
 		all := s.DriftRepaired + d.Health.Status["IPv6"].DriftRepaired
-		if err != nil || all < len(ipvsTamperings) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
-			t.Errorf("status reports %+v, %v; the metric is %v, in\n%s", s, err, n, out)
-		}
+		kit.Check(t, err == nil && all >= len(ipvsTamperings) && s.DriftFound >= s.DriftRepaired && s.DriftRepaired == int(n),
+			"status reports %+v, %v; the metric is %v, in\n%s", s, err, n, out)
 	})
 }
 
@@ -285,9 +283,8 @@ func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 		kit.Check(t, saveCommands[command] != "", "there is a part for %q", command)
 		given[command] += input
 	}
-	if len(given) != len(saveCommands) || routes != len(service.Families) {
-		t.Errorf("there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(saveCommands), len(service.Families), text)
-	}
+	kit.Check(t, len(given) == len(saveCommands) && routes == len(service.Families),
+		"there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(saveCommands), len(service.Families), text)
 	all := map[string][]string{}
 	for command, input := range given {
 		all[command] = linesIPVS(input)
@@ -402,9 +399,8 @@ func TestIPVSRulesEnd(t *testing.T) {
 	kit.Must(t, err)
 	for _, f := range service.Families {
 		for _, x := range c.dials([]*netlab.Host{c.Host("customer")}, gone, service.NodePort, f) {
-			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Backend != c.Node.Name {
-				t.Errorf("%s, which a program of the node serves now: %s %s, %v", x, a.Outcome, a.Backend, err)
-			}
+			a, err := x.From.Ask(t.Context(), x.Query())
+			kit.Check(t, err == nil && a.Backend == c.Node.Name, "%s, which a program of the node serves now: %s %s, %v", x, a.Outcome, a.Backend, err)
 		}
 	}
 	lines.checkSameServer(t)

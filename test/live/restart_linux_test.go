@@ -442,9 +442,8 @@ func TestReloadBadFile(t *testing.T) {
 	p.AwaitLog(t, "means the same")
 	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGHUP))
 	kit.Until(t, "a second look, which was asked for", func() bool { return p.Log.Count("means the same") == 2 })
-	if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "configuration") {
-		t.Errorf("the condition stays: %s", page.Body)
-	}
+	page := p.Fetch(t, program.HealthAddr, "/healthz")
+	kit.Check(t, !strings.Contains(string(page.Body), "configuration"), "the condition stays: %s", page.Body)
 	n, _ := p.Metric(t, "kubeproxy_config_last_reload_successful")
 	kit.Check(t, n == 1, "the last reload counts as %v, want 1", n)
 	now := program.Generation(t, c.Node)
@@ -473,9 +472,8 @@ func TestReloadByRestart(t *testing.T) {
 	p = c.launch(t)
 	p.AwaitLogs(t, `"Programmed"`, "FAMILY", "changed=false")
 	lines.checkSameServer(t)
-	if now := program.Generation(t, c.Node); now != rules+1 {
-		t.Errorf("the node was written to %d times, want once: the settings of the new process", now-rules)
-	}
+	now := program.Generation(t, c.Node)
+	kit.Check(t, now == rules+1, "the node was written to %d times, want once: the settings of the new process", now-rules)
 	p.Stop(t)
 }
 

@@ -112,9 +112,8 @@ func unrest(t *testing.T, m mode) {
 	lossless(t, loads)
 	kit.Until(t, "as many rules as before", func() bool { return c.countRules(t) == rules })
 	kit.Until(t, "as few open files as before", func() bool { return files(t, p) <= open+8 })
-	if now := memory(t, p); now > 2*used {
-		t.Errorf("the proxy uses %.0f MB, and %.0f MB at first", now/1e6, used/1e6)
-	}
+	now := memory(t, p)
+	kit.Check(t, now <= 2*used, "the proxy uses %.0f MB, and %.0f MB at first", now/1e6, used/1e6)
 	p.Stop(t)
 	c.awaitLeft(t, "gone at the end", false)
 }

@@ -372,9 +372,8 @@ func TestEveryRefusalArrives(t *testing.T) {
 	} {
 		q := Query{Proto: tc.proto, To: netip.MustParseAddrPort(tc.to), Timeout: DefaultTimeout}
 		for i := range 100 {
-			if a := ask(t, client, q); a.Outcome != tc.want {
-				t.Fatalf("question %d over %s to %s: %s, want %s", i, q.Proto, q.To, a.Outcome, tc.want)
-			}
+			a := ask(t, client, q)
+			kit.Need(t, a.Outcome == tc.want, "question %d over %s to %s: %s, want %s", i, q.Proto, q.To, a.Outcome, tc.want)
 		}
 	}
 }
@@ -429,9 +428,8 @@ func TestOpenConversation(t *testing.T) {
 				"ask %s: %+v, %v", proto, a, err)
 		}
 		defer func() {
-			if a, err := c.Ask(t.Context()); err != nil || a.Outcome != after {
-				t.Errorf("ask %s after the server closed: %s, %v, want %s", proto, a.Outcome, err, after)
-			}
+			a, err := c.Ask(t.Context())
+			kit.Check(t, err == nil && a.Outcome == after, "ask %s after the server closed: %s, %v, want %s", proto, a.Outcome, err, after)
 		}()
 	}
 	err = echo.Close()

@@ -43,12 +43,8 @@ func TestListen(t *testing.T) {
 	write(t, lab.Node, func(c *nftables.Conn) error { return c.SetDeleteElements(set, element) })
 	more := counts(t, l).Since(before)
 	kit.Same(t, "tally since (-want +got)", Counts{DeletedElement: 1, Commit: 1}, more)
-	if got, want := more.String(), "commit 1, gone element 1"; got != want {
-		t.Errorf("String() = %q, want %q", got, want)
-	}
-	if heard.Load() != 1 {
-		t.Errorf("heard %d times of the element with the address, want once", heard.Load())
-	}
+	kit.Equal(t, more.String(), "commit 1, gone element 1", "String()")
+	kit.Check(t, heard.Load() == 1, "heard %d times of the element with the address, want once", heard.Load())
 	err = l.Close()
 	kit.Check(t, err == nil, "Close: %v", err)
 }

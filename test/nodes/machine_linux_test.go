@@ -344,13 +344,11 @@ func TestExplainLosses(t *testing.T) {
 		f.LostAt = append(f.LostAt, at(s))
 	}
 	r.explain(&f, to)
-	if f.Unready != 3500*time.Millisecond || f.LostUnready != 4 || f.LostAt != nil {
-		t.Errorf("without a ready endpoint for %s, lost %d then, times kept: %t; want 3.5s, 4 and false", f.Unready, f.LostUnready, f.LostAt != nil)
-	}
+	kit.Check(t, f.Unready == 3500*time.Millisecond && f.LostUnready == 4 && f.LostAt == nil,
+		"without a ready endpoint for %s, lost %d then, times kept: %t; want 3.5s, 4 and false", f.Unready, f.LostUnready, f.LostAt != nil)
 	d := Document{Changes: []Change{{Name: "api", About: "away", Flows: []Flow{f, {Name: "b", Unready: time.Hour}}}}}
-	if want := " 4 in up to 3.5s)\n"; !strings.Contains(d.Page(), want) {
-		t.Errorf("want %q in the page:\n%s", want, d.Page())
-	}
+	want := " 4 in up to 3.5s)\n"
+	kit.Check(t, strings.Contains(d.Page(), want), "want %q in the page:\n%s", want, d.Page())
 }
 
 // TestOutageGoesOn checks that an outage which has no end yet counts.

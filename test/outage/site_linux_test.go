@@ -225,9 +225,7 @@ func (n *node) load(t *testing.T, a app) *netlab.Load {
 func lossless(t *testing.T, l *netlab.Load) {
 	t.Helper()
 	r := l.Stop()
-	if r.Lost() > 0 || r.Connections == 0 {
-		t.Errorf("%d connections lost: %s", r.Lost(), r)
-	}
+	kit.Check(t, r.Lost() <= 0 && r.Connections != 0, "%d connections lost: %s", r.Lost(), r)
 	t.Logf("meanwhile: %s", r)
 }
 

@@ -296,9 +296,8 @@ func (k *Kernel) Taken(t testing.TB) (n uint64) {
 // flow that want does not allow.
 func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
 	t.Helper()
-	if !kit.Soon(func() bool { return k.Diff(t, want) == "" && k.StaleFlows(t, want) == 0 }) {
-		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", kit.Limit, k.StaleFlows(t, want), k.Diff(t, want))
-	}
+	kit.Need(t, kit.Soon(func() bool { return k.Diff(t, want) == "" && k.StaleFlows(t, want) == 0 }),
+		"after %s the kernel still has %d stale UDP flows and lacks:\n%s", kit.Limit, k.StaleFlows(t, want), k.Diff(t, want))
 }
 
 // Diff lists the changes that the kernel needs to hold want, empty for none.

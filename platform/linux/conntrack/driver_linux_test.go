@@ -180,9 +180,8 @@ func TestDumpStates(t *testing.T) {
 	d := diff(sorted(slices.Clone(all)), dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP}))
 	kit.Check(t, d == "", "entries (-want +got):\n%s", d)
 	some := dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, OneWay: true})
-	if len(some) != 1 && len(some) != len(all) || diff(all[:1], some[:1]) != "" || some[0].Expires < 3000 || time.Since(some[0].Since) > time.Minute {
-		t.Errorf("entries without answer: %v", some)
-	}
+	kit.Check(t, (len(some) == 1 || len(some) == len(all)) && diff(all[:1], some[:1]) == "" && some[0].Expires >= 3000 && time.Since(some[0].Since) <= time.Minute,
+		"entries without answer: %v", some)
 	some = dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true})
 	kit.Check(t, len(some) == 0 || len(some) == len(all), "entries that rules translated: %v", some)
 	six := newAddresses(service.IPv6)
@@ -190,9 +189,8 @@ func TestDumpStates(t *testing.T) {
 	other[0].Protocol, other[0].State, other[0].Answered = service.TCP, 1, false
 	inject(t, other)
 	both := dumped(t, Filter{AllFamilies: true, OneWay: true})
-	if len(both) != 2 && len(both) != len(all)+1 || diff([]Flow{all[0], other[0]}, []Flow{both[0], both[len(both)-1]}) != "" {
-		t.Errorf("entries of both families without answer: %v", both)
-	}
+	kit.Check(t, (len(both) == 2 || len(both) == len(all)+1) && diff([]Flow{all[0], other[0]}, []Flow{both[0], both[len(both)-1]}) == "",
+		"entries of both families without answer: %v", both)
 }
 
 // A message without a tuple would flush the table.
@@ -315,9 +313,8 @@ func TestMeaningOfErrors(t *testing.T) {
 	}
 	for err, want := range map[error]bool{unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true, unix.EPERM: false, nil: false} {
 		got := missingSocket(fmt.Errorf("socket: %w", err))
-		if missing, is := errors.AsType[*MissingModuleError](got); is != want || is && missing.Module != "nfnetlink" {
-			t.Errorf("%v: %v, want a missing module: %t", err, got, want)
-		}
+		missing, is := errors.AsType[*MissingModuleError](got)
+		kit.Check(t, is == want && (!is || missing.Module == "nfnetlink"), "%v: %v, want a missing module: %t", err, got, want)
 	}
 }
 

@@ -112,9 +112,8 @@ func (tn *testNet) traffic(gone []netip.AddrPort) []string {
 		to(tn.node, 5400): to(tn.node, 5400), // a local server of the node
 		tn.b:              tn.b,              // an endpoint without a Service
 	} {
-		if got := tn.query(tn.open(dst)); got != by.String() {
-			tn.t.Fatalf("%s answered by %s, want %s", dst, got, by)
-		}
+		got := tn.query(tn.open(dst))
+		kit.Need(tn.t, got == by.String(), "%s answered by %s, want %s", dst, got, by)
 		if !slices.Contains(gone, dst) {
 			want = append(want, dst.String()+" by "+by.String())
 		}
@@ -145,9 +144,7 @@ func TestFind(t *testing.T) {
 			from := c.LocalAddr().(*net.UDPAddr).AddrPort()
 			from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 			got, found, err := Netlink{}.Find(t.Context(), service.UDP, from, vip)
-			if err != nil || !found || got.Src != from || got.Dst != vip || got.ReplySrc != p.a || !got.Answered {
-				t.Errorf("%+v, %t, %v", got, found, err)
-			}
+			kit.Check(t, err == nil && found && got.Src == from && got.Dst == vip && got.ReplySrc == p.a && got.Answered, "%+v, %t, %v", got, found, err)
 			for _, to := range []netip.AddrPort{p.a, to(p.vip, 54)} {
 				got, found, err := (Netlink{}).Find(t.Context(), service.UDP, from, to)
 				kit.Check(t, err == nil && !found, "to %s: %+v, %v, want none", to, got, err)

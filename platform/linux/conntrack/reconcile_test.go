@@ -63,18 +63,15 @@ func (fa *fake) Local(_ context.Context, a netip.Addr) (bool, error) {
 
 func (fa *fake) expect(want ...Flow) {
 	fa.t.Helper()
-	if d := cmp.Diff(want, fa.table, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
-		fa.t.Errorf("entries left (-want +got):\n%s", d)
-	}
+	d := cmp.Diff(want, fa.table, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{}))
+	kit.Check(fa.t, d == "", "entries left (-want +got):\n%s", d)
 }
 
 // sync checks that Sync deletes want entries and returns wantErr.
 func (fa *fake) sync(r *Reconciler, now *service.Snapshot, want int, wantErr error) {
 	fa.t.Helper()
 	n, err := r.Sync(fa.t.Context(), now)
-	if n != want || !errors.Is(err, wantErr) {
-		fa.t.Errorf("Sync = %d, %v, want %d, %v", n, err, want, wantErr)
-	}
+	kit.Check(fa.t, n == want && errors.Is(err, wantErr), "Sync = %d, %v, want %d, %v", n, err, want, wantErr)
 }
 
 func snapshot(ports ...*service.Port) *service.Snapshot {
@@ -154,9 +151,8 @@ func TestReconcileInBatches(t *testing.T) {
 		k.table = append(k.table, f)
 	}
 	n, err := (&Reconciler{Driver: k}).Reconcile(t.Context(), []Rule{gone(clusterIP)}, snapshot())
-	if want := []int{batch, batch, 300 - 2*batch}; n != 300 || err != nil || !slices.Equal(want, k.batches) {
-		t.Errorf("Reconcile = %d, %v in batches of %v, want 300 in %v", n, err, k.batches, want)
-	}
+	want := []int{batch, batch, 300 - 2*batch}
+	kit.Check(t, n == 300 && err == nil && slices.Equal(want, k.batches), "Reconcile = %d, %v in batches of %v, want 300 in %v", n, err, k.batches, want)
 	k.expect()
 }
 
@@ -228,9 +224,7 @@ func TestConnectionScansAreLimited(t *testing.T) {
 		time.Sleep(r.ResyncAfter())
 		k.sync(r, both(epB), 1, nil)
 		k.expect()
-		if r.ResyncAfter() != 0 {
-			t.Errorf("Due = %v with nothing left", r.ResyncAfter())
-		}
+		kit.Check(t, r.ResyncAfter() == 0, "Due = %v with nothing left", r.ResyncAfter())
 	})
 }
 
@@ -252,13 +246,11 @@ func TestEntries(t *testing.T) {
 		flow(other, to, gone), flow(client, to, endpoint), flow(client, at("10.96.0.11:53"), gone), flow(at("10.244.1.8:1001"), to, gone),
 	}}
 	got, err := Entries(t.Context(), k, service.New(1, &service.Node{}, []*service.Port{p}), Client{service.UDP, client.Addr(), to})
-	if err != nil || len(got) != 2 || got[0].Src != client || got[0].Stale || got[1].Src != other || !got[1].Stale {
-		t.Errorf("%+v, %v; want a good and a stale one", got, err)
-	}
+	kit.Check(t, err == nil && len(got) == 2 && got[0].Src == client && !got[0].Stale && got[1].Src == other && got[1].Stale,
+		"%+v, %v; want a good and a stale one", got, err)
 	k.table[0].Expires = 20
-	if got, _ = Entries(t.Context(), k, service.New(1, &service.Node{}, []*service.Port{p}), Client{service.UDP, client.Addr(), to}); got[0].Src != other {
-		t.Errorf("%+v; want the one with the latest packet first", got)
-	}
+	got, _ = Entries(t.Context(), k, service.New(1, &service.Node{}, []*service.Port{p}), Client{service.UDP, client.Addr(), to})
+	kit.Check(t, got[0].Src == other, "%+v; want the one with the latest packet first", got)
 }
 
 func TestEnded(t *testing.T) {
@@ -267,8 +259,7 @@ func TestEnded(t *testing.T) {
 		if want := state == 6 || state == 7 || state == 8; f.Ended() != want || f.Opening() != (state == 1) {
 			t.Errorf("state %d: ended %t, opening %t", state, f.Ended(), f.Opening())
 		}
-		if f.Protocol = service.SCTP; f.Ended() {
-			t.Errorf("state %d of SCTP has ended", state)
-		}
+		f.Protocol = service.SCTP
+		kit.Check(t, !f.Ended(), "state %d of SCTP has ended", state)
 	}
 }

@@ -102,9 +102,7 @@ add KUBE-LB 192.0.2.1,tcp:80,128.0.0.0/1 comment "default/web:'http'"
 	kit.Same(t, "text (-want +got)", want, text.String())
 	text.Reset()
 	Set{"A", HashIP, service.IPv6}.Write(nil, write)
-	if got, want := text.String(), "create A hash:ip family inet6 hashsize 1024 maxelem 1048576 comment\n"; got != want {
-		t.Errorf("text of an empty set = %s, want %s", got, want)
-	}
+	kit.Equal(t, text.String(), "create A hash:ip family inet6 hashsize 1024 maxelem 1048576 comment\n", "text of an empty set")
 }
 
 func TestSanitizeComment(t *testing.T) {

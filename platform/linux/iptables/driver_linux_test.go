@@ -105,9 +105,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 			// On a busy machine checksums take long and are made less often.
 			kit.Check(t, poll(func() bool { return touched(t, b) }), "after %q: not noticed", args)
 			p := apply(t, b, want)
-			if len(p.Outcome().Drift) != 1 || p.Empty() {
-				t.Errorf("after %q: drift %q, want one line", args, p.Outcome().Drift)
-			}
+			kit.Check(t, len(p.Outcome().Drift) == 1 && !p.Empty(), "after %q: drift %q, want one line", args, p.Outcome().Drift)
 		}
 	})
 }
@@ -479,9 +477,8 @@ func TestTraceReadsFewChains(t *testing.T) {
 				c := route.Conn{Protocol: p.Name.Protocol, From: f.Addr.Next(), To: netip.AddrPortFrom(f.Addr, f.Port), Interface: "eth0"}
 				w, err := counted.Trace(t.Context(), want, c, func(netip.Addr) bool { return false })
 				kit.Must(t, err)
-				if (len(w.Faults) > 0) != faults || d.saves != saves || (w.Action == route.Forward) == faults {
-					t.Errorf("%s: %s, %d lists of all chains, faults %q", when, w.Action, d.saves, w.Faults)
-				}
+				kit.Check(t, (len(w.Faults) > 0) == faults && d.saves == saves && (w.Action == route.Forward) != faults,
+					"%s: %s, %d lists of all chains, faults %q", when, w.Action, d.saves, w.Faults)
 				return
 			}
 		}

@@ -324,9 +324,8 @@ func TestLoopbackIsClosedAgain(t *testing.T) {
 			k := newFake()
 			k.RouteLocalnet = others
 			program(t, local(k))
-			if _, marked := k.Tables[filter][localnetMark.name]; !k.RouteLocalnet || marked == others {
-				t.Errorf("%s, others %t: open %t, marked %t", end, others, k.RouteLocalnet, marked)
-			}
+			_, marked := k.Tables[filter][localnetMark.name]
+			kit.Check(t, k.RouteLocalnet && marked != others, "%s, others %t: open %t, marked %t", end, others, k.RouteLocalnet, marked)
 			program(t, local(k)) // as another process
 			undo(t, k)
 			if _, marked := k.Tables[filter][localnetMark.name]; k.RouteLocalnet != others || marked {
@@ -377,9 +376,8 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 	p, err := b.Plan(context.Background(), simple(3))
 	kit.Must(t, err)
 	err = p.Apply(context.Background()).Err
-	if failed := reconcile.PortErrors(err); len(failed) != 1 || !k.RouteLocalnet {
-		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.RouteLocalnet)
-	}
+	failed := reconcile.PortErrors(err)
+	kit.Check(t, len(failed) == 1 && k.RouteLocalnet, "Apply = %v, open %t; want one failure, and open", err, k.RouteLocalnet)
 }
 
 // TestLoopbackThatStaysClosed has a node that cannot route loopback addresses.
@@ -393,15 +391,12 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 		t.Helper()
 		p := apply(t, b, want)
 		rules := k.Text()
-		if closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN"); closed == open || strings.Contains(rules, "! -s 127.0.0.0/8") != open {
-			t.Errorf("open %t, and the rules are\n%s", open, rules)
-		}
-		if _, marked := k.Tables[filter][localnetMark.name]; k.RouteLocalnet != open || marked != open {
-			t.Errorf("open %t, marked %t; want %t", k.RouteLocalnet, marked, open)
-		}
-		if lack := p.Outcome().Degraded; strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
-			t.Errorf("open %t: lacks %q", open, lack)
-		}
+		closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN")
+		kit.Check(t, closed != open && strings.Contains(rules, "! -s 127.0.0.0/8") == open, "open %t, and the rules are\n%s", open, rules)
+		_, marked := k.Tables[filter][localnetMark.name]
+		kit.Check(t, k.RouteLocalnet == open && marked == open, "open %t, marked %t; want %t", k.RouteLocalnet, marked, open)
+		lack := p.Outcome().Degraded
+		kit.Check(t, strings.Contains(lack, errInjected.Error()) != open && (lack == "") == open, "open %t: lacks %q", open, lack)
 	}
 	check(false)
 	k.LocalnetErr = nil

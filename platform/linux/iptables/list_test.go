@@ -104,16 +104,13 @@ func TestListChange(t *testing.T) {
 			apply(t, b, wide(generation, p))
 			fresh := newFake()
 			apply(t, newBackend(service.IPv4, fresh), wide(generation, p))
-			if k.Text() != fresh.Text() {
-				t.Fatalf("%d endpoints from %d, affinity %s: now\n%s\nnew process\n%s", n, first, affinity, k.Text(), fresh.Text())
-			}
+			kit.Need(t, k.Text() == fresh.Text(), "%d endpoints from %d, affinity %s: now\n%s\nnew process\n%s", n, first, affinity, k.Text(), fresh.Text())
 			return b.rules.Written[nat]
 		}
 		next(1, 1000)
 		for _, n := range []int{999, 1000, 1001, 1000} {
-			if written := next(1, n); written == 0 || written > 250 {
-				t.Errorf("affinity %s: %d endpoints: %d rules written", affinity, n, written)
-			}
+			written := next(1, n)
+			kit.Check(t, written != 0 && written <= 250, "affinity %s: %d endpoints: %d rules written", affinity, n, written)
 		}
 		for _, n := range []int{64, 65, 64, 2, 300, 0, 70, 0} {
 			next(1, n)
@@ -135,9 +132,7 @@ func TestListOfOtherPolicy(t *testing.T) {
 		apply(t, b, wide(uint64(i+1), q))
 		fresh := newFake()
 		apply(t, newBackend(service.IPv4, fresh), wide(1, q))
-		if k.Text() != fresh.Text() {
-			t.Fatalf("policy %d: now\n%s\nnew process\n%s", i, k.Text(), fresh.Text())
-		}
+		kit.Need(t, k.Text() == fresh.Text(), "policy %d: now\n%s\nnew process\n%s", i, k.Text(), fresh.Text())
 	}
 }
 
@@ -254,9 +249,7 @@ func TestSurplusJumpsGo(t *testing.T) {
 			if tc.goes {
 				after = strings.ReplaceAll(after, comment, "")
 			}
-			if (after == before) != tc.goes {
-				t.Errorf("goes %t, want %t:\n%s", !tc.goes, tc.goes, after)
-			}
+			kit.Check(t, (after == before) == tc.goes, "goes %t, want %t:\n%s", !tc.goes, tc.goes, after)
 			if reported := strings.Contains(strings.Join(p.Outcome().Drift, "\n"), "foreign: rule"); reported != tc.goes {
 				t.Errorf("reported %t, want %t: %q", reported, tc.goes, p.Outcome().Drift)
 			}
@@ -297,9 +290,7 @@ func TestPendingNodePorts(t *testing.T) {
 		ports := []*service.Port{simplePort(1)}
 		ports[0].Frontends = append(ports[0].Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
 		apply(t, newBackend(service.IPv4, k), service.New(1, pending, ports))
-		if strings.Contains(k.Text(), "-j "+nodePortsChain) {
-			t.Fatalf("an unknown node answers NodePorts:\n%s", k.Text())
-		}
+		kit.Need(t, !strings.Contains(k.Text(), "-j "+nodePortsChain), "an unknown node answers NodePorts:\n%s", k.Text())
 		apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{NodePorts: []netip.Prefix{before}}, ports))
 		b := newBackend(service.IPv4, k)
 		s := service.New(2, pending, ports)
@@ -307,13 +298,9 @@ func TestPendingNodePorts(t *testing.T) {
 		other := *ports[0]
 		other.Cluster = nil
 		apply(t, b, s.With(3, pending, []service.Change{{Old: ports[0], New: &other}}))
-		if !strings.Contains(k.Text(), name) {
-			t.Fatalf("NodePorts are closed before the node is known:\n%s", k.Text())
-		}
+		kit.Need(t, strings.Contains(k.Text(), name), "NodePorts are closed before the node is known:\n%s", k.Text())
 		apply(t, b, service.New(4, &service.Node{}, ports))
-		if strings.Contains(k.Text(), "-j "+nodePortsChain) {
-			t.Errorf("the node is known and has no address, and NodePorts are answered:\n%s", k.Text())
-		}
+		kit.Check(t, !strings.Contains(k.Text(), "-j "+nodePortsChain), "the node is known and has no address, and NodePorts are answered:\n%s", k.Text())
 	}
 }
 
@@ -448,9 +435,8 @@ func traceRemembers(t *testing.T, k *fake, b *Backend, want *service.Snapshot, p
 		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
 		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)
 		kit.Must(t, err)
-		if is := w.Remembered == p.Cluster[1].Addr && len(w.Targets) == 1; is != remembered {
-			t.Errorf("%s ago: targets %v, remembered %s, want that: %t", age, w.Targets, w.Remembered, remembered)
-		}
+		is := w.Remembered == p.Cluster[1].Addr && len(w.Targets) == 1
+		kit.Check(t, is == remembered, "%s ago: targets %v, remembered %s, want that: %t", age, w.Targets, w.Remembered, remembered)
 	}
 }
 
@@ -518,9 +504,8 @@ func TestTraceOthers(t *testing.T) {
 					doubts = append(doubts, o.Chain)
 				}
 			}
-			if w.Action != c.action || strings.Join(to, " ") != c.targets || !strings.Contains(strings.Join(doubts, " "), c.doubt) {
-				t.Errorf("%v to %v, doubts about %v, of %+v", w.Action, to, doubts, w.Others)
-			}
+			kit.Check(t, w.Action == c.action && strings.Join(to, " ") == c.targets && strings.Contains(strings.Join(doubts, " "), c.doubt),
+				"%v to %v, doubts about %v, of %+v", w.Action, to, doubts, w.Others)
 		})
 	}
 }

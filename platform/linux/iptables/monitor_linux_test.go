@@ -87,9 +87,8 @@ func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
 				runCommand(t, b, "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark "+mark, env)
 				kit.Check(t, poll(func() bool { return touched(t, b) }),
 					"mark %s, environment %q: not noticed", mark, env)
-				if p := apply(t, b, want); len(p.Outcome().Drift) != 1 {
-					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Outcome().Drift)
-				}
+				p := apply(t, b, want)
+				kit.Check(t, len(p.Outcome().Drift) == 1, "mark %s, environment %q: drift %q, want one line", mark, env, p.Outcome().Drift)
 			}
 		}
 	})
@@ -255,9 +254,8 @@ func TestReadsAreOftenEnough(t *testing.T) {
 	for _, cost := range []time.Duration{0, 7 * time.Millisecond, 90 * time.Millisecond, time.Second} {
 		s := &legacyMonitor{readCost: cost, readAt: time.Now().Add(-promise - time.Millisecond)}
 		kit.Check(t, s.due(), "a look that costs %s is not due after %s", cost, promise)
-		if s.readAt = time.Now(); s.due() {
-			t.Errorf("a look that costs %s is due again at once", cost)
-		}
+		s.readAt = time.Now()
+		kit.Check(t, !s.due(), "a look that costs %s is due again at once", cost)
 	}
 }
 
@@ -304,9 +302,8 @@ func TestResetWithoutAnswer(t *testing.T) {
 		socket := s.fd
 		s.fd = -1
 		err := s.reset()
-		if s.fd = socket; err == nil || !strings.Contains(err.Error(), "ask the kernel for the size of table") || s.known {
-			t.Errorf("reset = %v, known: %t", err, s.known)
-		}
+		s.fd = socket
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "ask the kernel for the size of table") && !s.known, "reset = %v, known: %t", err, s.known)
 		err = s.reset()
 		kit.Check(t, err == nil && s.known, "reset with an answer = %v, known: %t", err, s.known)
 	})
@@ -417,9 +414,8 @@ func TestLeftoversInUse(t *testing.T) {
 		}
 		restore(t, b, upstreamText+"*nat\n:MINE - [0:0]\n-A MINE -j KUBE-MARK-MASQ\n-A MINE -j KUBE-SERVICES\nCOMMIT\n")
 		err := r.Remove(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "chain KUBE-SERVICES of table nat is in use: chain MINE") {
-			t.Errorf("Remove = %v, want it to name the chains in use", err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "chain KUBE-SERVICES of table nat is in use: chain MINE"),
+			"Remove = %v, want it to name the chains in use", err)
 		wantFound(t, r, "chains of another service proxy: 2 (KUBE-MARK-MASQ, KUBE-SERVICES)")
 		t.Setenv("PATH", t.TempDir())
 		wantFound(t, r, "chains of another service proxy: 2 (KUBE-MARK-MASQ, KUBE-SERVICES)")

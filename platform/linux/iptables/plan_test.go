@@ -33,9 +33,7 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	if !p.Empty() || k.Restores != restores {
 		t.Errorf("a new process would do:\n%s", p.Changes())
 	}
-	if len(p.Outcome().Drift) > 0 || !p.Outcome().FullSync {
-		t.Errorf("drift %v, whole %v, want none and true", p.Outcome().Drift, p.Outcome().FullSync)
-	}
+	kit.Check(t, len(p.Outcome().Drift) <= 0 && p.Outcome().FullSync, "drift %v, whole %v, want none and true", p.Outcome().Drift, p.Outcome().FullSync)
 	saves := k.Saves
 	apply(t, b, simple(51))
 	kit.Check(t, k.Saves == saves, "the tables were read though nobody touched them")
@@ -229,9 +227,7 @@ func TestPartialSnapshotKeepsReferencedChains(t *testing.T) {
 	apply(t, b, less)
 	none := less.With(3, less.Node, []service.Change{{Old: less.Port(service.IPv4, whole.Name)}})
 	apply(t, b, none)
-	if !strings.Contains(k.Text(), "203.0.113.1") {
-		t.Errorf("an address is gone before all was read:\n%s", k.Text())
-	}
+	kit.Check(t, strings.Contains(k.Text(), "203.0.113.1"), "an address is gone before all was read:\n%s", k.Text())
 	apply(t, b, simple(0))
 	if left := strings.Count(k.Text(), "KUBE-SVC-") + strings.Count(k.Text(), "KUBE-EXT-"); left > 0 {
 		t.Errorf("something is left once all was read:\n%s", k.Text())
@@ -278,9 +274,8 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	n := strings.Count(text, "-A PREROUTING")
 	kit.Check(t, n == 1, "%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
 	removed := p.Outcome().Removed
-	if len(removed) != 1 || removed[0].Frontends[0].Addr.String() != "10.96.0.1" || removed[0].Frontends[0].Port != 443 {
-		t.Errorf("removed = %v, want 10.96.0.1:443", removed)
-	}
+	kit.Check(t, len(removed) == 1 && removed[0].Frontends[0].Addr.String() == "10.96.0.1" && removed[0].Frontends[0].Port == 443,
+		"removed = %v, want 10.96.0.1:443", removed)
 }
 
 // TestDisturbedListingIsReadAgain returns the output of a disturbed iptables-nft-save.
@@ -295,9 +290,8 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Outcome().Drift, p.Changes())
 	}
 	k.InterruptedSaves, k.Dirty = 99, true
-	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {
-		t.Errorf("Plan = %v, want it to say that it cannot read", err)
-	}
+	_, err := b.Plan(context.Background(), simple(3))
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "others changed them meanwhile"), "Plan = %v, want it to say that it cannot read", err)
 }
 
 // TestPlanThatIsNotApplied lets another process make the planned change, without a

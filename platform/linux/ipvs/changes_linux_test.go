@@ -154,9 +154,8 @@ func TestKernelExcluded(t *testing.T) {
 		tamperByOp(op{verb: addServer, server: server{scheduler: "wlc"}})(t, other.driver.(*kernel), at)
 		want := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
 		err := planOf(t, b, want).Apply(t.Context()).Err
-		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
-			t.Errorf("Apply = %v, want that web-1 cannot be had", err)
-		}
+		failed := reconcile.PortErrors(err)
+		kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "web-1", "Apply = %v, want that web-1 cannot be had", err)
 		if err := b.Cleanup(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -183,9 +182,8 @@ func TestKernelIPv6Disabled(t *testing.T) {
 		for _, on := range []string{Device, "all"} {
 			disable(on)
 			p := planOf(t, b, want)
-			if drift := p.Outcome().Drift; !slices.Contains(drift, "missing: interface "+Device) {
-				t.Errorf("disabled on %s: the drift is %q", on, drift)
-			}
+			drift := p.Outcome().Drift
+			kit.Check(t, slices.Contains(drift, "missing: interface "+Device), "disabled on %s: the drift is %q", on, drift)
 			err := p.Apply(t.Context()).Err
 			kit.Check(t, err == nil, "disabled on %s: %v", on, err)
 			wantConverged(t, b, want)

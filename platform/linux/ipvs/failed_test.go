@@ -26,9 +26,8 @@ import (
 func applyRefused(t *testing.T, b *Backend, want *service.Snapshot, name string, reason error) {
 	t.Helper()
 	err := planOf(t, b, want).Apply(t.Context()).Err
-	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != name || !errors.Is(err, reason) {
-		t.Fatalf("Apply = %v, want %v about %s", err, reason, name)
-	}
+	failed := reconcile.PortErrors(err)
+	kit.Need(t, len(failed) == 1 && failed[0].Name.Name == name && errors.Is(err, reason), "Apply = %v, want %v about %s", err, reason, name)
 }
 
 // TestFailureCostsItsOwnPort checks that a Port that fails for a long time does not make
@@ -49,14 +48,11 @@ func TestFailureCostsItsOwnPort(t *testing.T) {
 		applyRefused(t, b, next, "web-0", errForeign)
 		s = next
 	}
-	if k.reads != reads || k.ops != ops+3 || k.serverReads != asked+3 {
-		t.Errorf("%d listings, %d questions and %d steps for three endpoints, want 0, 3 and 3", k.reads-reads, k.serverReads-asked, k.ops-ops)
-	}
+	kit.Check(t, k.reads == reads && k.ops == ops+3 && k.serverReads == asked+3,
+		"%d listings, %d questions and %d steps for three endpoints, want 0, 3 and 3", k.reads-reads, k.serverReads-asked, k.ops-ops)
 	delete(k.servers, first)
 	apply(t, b, s)
-	if k.reads != reads || len(k.servers[first].dests) != 2 {
-		t.Errorf("%d listings, and then there is %+v", k.reads-reads, k.servers[first])
-	}
+	kit.Check(t, k.reads == reads && len(k.servers[first].dests) == 2, "%d listings, and then there is %+v", k.reads-reads, k.servers[first])
 	apply(t, b, s)
 	kit.Check(t, k.serverReads == asked+4, "%d questions about what is right", k.serverReads-asked-4)
 }

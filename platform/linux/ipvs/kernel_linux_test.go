@@ -208,9 +208,8 @@ func TestAlteredServedSet(t *testing.T) {
 		wantSets := func(want bool) {
 			t.Helper()
 			s := &state{}
-			if err := k.readSets(s); err != nil || s.hasSets != want || !s.addrSet[addr] {
-				t.Errorf("sets there %t with addresses %v, %v; want %t", s.hasSets, s.addrSet, err, want)
-			}
+			err := k.readSets(s)
+			kit.Check(t, err == nil && s.hasSets == want && s.addrSet[addr], "sets there %t with addresses %v, %v; want %t", s.hasSets, s.addrSet, err, want)
 		}
 		do := func(v verb) {
 			t.Helper()

@@ -119,9 +119,8 @@ func TestUpstreamSet(t *testing.T) {
 		{service.IPv4, "KUBE-MINE", "hash:ip,port", 0, false},
 		{service.IPv4, "", "", 0, false},
 	} {
-		if proto, is := upstreamSet(tt.family, tt.name, tt.kind); proto != tt.proto || is != tt.is {
-			t.Errorf("%s %s %s: %v, %t; want %v, %t", tt.family, tt.name, tt.kind, proto, is, tt.proto, tt.is)
-		}
+		proto, is := upstreamSet(tt.family, tt.name, tt.kind)
+		kit.Check(t, proto == tt.proto && is == tt.is, "%s %s %s: %v, %t; want %v, %t", tt.family, tt.name, tt.kind, proto, is, tt.proto, tt.is)
 	}
 }
 

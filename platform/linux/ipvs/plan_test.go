@@ -70,9 +70,8 @@ func TestFirstPlan(t *testing.T) {
 	p.Affinity = 3 * time.Hour
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
 	plan := planOf(t, b, snapshot(p))
-	if want := "+ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp # shop/web-0\n"; !strings.Contains(plan.Changes().String(), want) {
-		t.Errorf("no %q in\n%s", want, plan.Changes())
-	}
+	want := "+ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp # shop/web-0\n"
+	kit.Check(t, strings.Contains(plan.Changes().String(), want), "no %q in\n%s", want, plan.Changes())
 	wantLines(t, plan,
 		"+ setting net.ipv4.vs.conntrack = 1",
 		"+ interface kube-ipvs0",
@@ -217,9 +216,8 @@ func TestSetResync(t *testing.T) {
 		t.Errorf("the kernel was asked before the sync period was over: %s", p.Changes())
 	}
 	b.SetResync(5 * time.Second)
-	if p := planOf(t, b, want); len(p.Outcome().Drift) != 3 {
-		t.Errorf("after a sync period of 5 s the drift is %q", p.Outcome().Drift)
-	}
+	p := planOf(t, b, want)
+	kit.Check(t, len(p.Outcome().Drift) == 3, "after a sync period of 5 s the drift is %q", p.Outcome().Drift)
 }
 
 // TestForeignServers checks that a foreign virtual server stays unchanged on an address
@@ -242,9 +240,7 @@ func TestForeignServers(t *testing.T) {
 		"Apply = %v, want two that somebody else has", err)
 	kit.Must(t, b.Cleanup(context.Background()))
 	for _, x := range at {
-		if k.servers[x] == nil || k.servers[x].scheduler != "wlc" {
-			t.Errorf("the virtual server at %s is now %v", x, k.servers[x])
-		}
+		kit.Check(t, k.servers[x] != nil && k.servers[x].scheduler == "wlc", "the virtual server at %s is now %v", x, k.servers[x])
 	}
 	kit.Check(t, len(k.servers) == 3 && len(k.routes) == 0 && !k.device,
 		"cleanup left %v, %v, device %t", k.servers, k.routes, k.device)
@@ -365,9 +361,8 @@ func TestAffinityComesWhileTheLastDrains(t *testing.T) {
 		s, _ = applyChanges(t, b, s, service.Change{Old: nobody, New: sticky})
 		_, p := applyChanges(t, b, s, service.Change{Old: sticky, New: again})
 		wantLines(t, p, "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
-		if timeout := k.servers[first].timeout; timeout != 3600 {
-			t.Errorf("clients stay for %d s, want 3600", timeout)
-		}
+		timeout := k.servers[first].timeout
+		kit.Check(t, timeout == 3600, "clients stay for %d s, want 3600", timeout)
 	}
 }
 
@@ -447,9 +442,8 @@ func TestForeignServerStaysForeign(t *testing.T) {
 			b = newBackend(service.IPv4, k, Options{})
 		}
 		err := planOf(t, b, s).Apply(context.Background()).Err
-		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, errForeign) {
-			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
-		}
+		failed := reconcile.PortErrors(err)
+		kit.Check(t, len(failed) == 1 && errors.Is(err, errForeign), "round %d: Apply = %v, want %v", i, err, errForeign)
 		got := k.servers[first]
 		kit.Check(t, got.server == theirs && len(got.dests) == 0, "round %d: there is %v", i, got)
 	}
@@ -458,9 +452,8 @@ func TestForeignServerStaysForeign(t *testing.T) {
 	for i := range 2 {
 		k.servers[first].server = theirs
 		k.clock = k.clock.Add(time.Minute)
-		if p := apply(t, b, s); len(p.Outcome().Drift) != 1 || !k.servers[first].owned() {
-			t.Errorf("the drift is %q, and there is %v", p.Outcome().Drift, k.servers[first])
-		}
+		p := apply(t, b, s)
+		kit.Check(t, len(p.Outcome().Drift) == 1 && k.servers[first].owned(), "the drift is %q, and there is %v", p.Outcome().Drift, k.servers[first])
 		if i == 0 {
 			b = newBackend(service.IPv4, k, Options{})
 			apply(t, b, s)
@@ -478,9 +471,8 @@ func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 	b.rules.(*fakeRules).refuse = func(op) error { return &reconcile.PortError{Name: one.Name, Err: errInjected} }
 	for range 2 { // the second one compares with the kernel
 		err := planOf(t, b, snapshot(one, two)).Apply(context.Background()).Err
-		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name != one.Name {
-			t.Errorf("Apply = %v, want a failure of %s alone", err, one.Name)
-		}
+		failed := reconcile.PortErrors(err)
+		kit.Check(t, len(failed) == 1 && failed[0].Name == one.Name, "Apply = %v, want a failure of %s alone", err, one.Name)
 		_, routed := k.routes[first.Addr]
 		_, other := k.routes[two.Frontends[0].Addr]
 		kit.Check(t, !routed && k.servers[first] == nil && other,
@@ -488,9 +480,8 @@ func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 	}
 	b.rules.(*fakeRules).refuse = nil
 	apply(t, b, snapshot(one, two))
-	if _, routed := k.routes[first.Addr]; !routed || len(k.servers[first].dests) != 1 {
-		t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
-	}
+	_, routed := k.routes[first.Addr]
+	kit.Check(t, routed && len(k.servers[first].dests) == 1, "the addresses are %v and the virtual servers %v", k.routes, k.servers)
 }
 
 // TestChangesAreWhatIsWanted runs syncs that read nothing from the kernel except

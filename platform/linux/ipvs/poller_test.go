@@ -77,9 +77,8 @@ func TestServiceDeletedDuringPoll(t *testing.T) {
 		b.poller.requested.Store(true)
 		_, p := applyChanges(t, b, s, service.Change{Old: one})
 		_, routed := k.routes[first.Addr]
-		if len(p.Outcome().Drift) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
-			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Outcome().Drift, k.routes, k.servers)
-		}
+		kit.Check(t, len(p.Outcome().Drift) <= 0 && !routed && k.servers[first] == nil && len(k.servers) == 1,
+			"%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Outcome().Drift, k.routes, k.servers)
 	}
 }
 
@@ -98,9 +97,8 @@ func TestListLeavesOut(t *testing.T) {
 	}
 	delete(k.servers, first)
 	b.poller.requested.Store(true)
-	if p := apply(t, b, s); len(p.Outcome().Drift) != 2 || k.servers[first] == nil {
-		t.Errorf("the drift is %q, and there are %v", p.Outcome().Drift, k.servers)
-	}
+	p := apply(t, b, s)
+	kit.Check(t, len(p.Outcome().Drift) == 2 && k.servers[first] != nil, "the drift is %q, and there are %v", p.Outcome().Drift, k.servers)
 }
 
 // slow delays reads of single virtual servers.
@@ -209,9 +207,8 @@ func TestDrainingIsLogged(t *testing.T) {
 		out.Reset()
 		less := snapshot(web(0, c.left, service.TCP), web(1, 1, service.UDP))
 		kit.Must(t, planOf(t, b, less).Apply(at(c.verbosity)).Err)
-		if s := out.String(); !strings.Contains(s, c.says) || strings.Contains(s, c.silent) {
-			t.Errorf("%d: logged %q, want %q", i, s, c.says)
-		}
+		s := out.String()
+		kit.Check(t, strings.Contains(s, c.says) && !strings.Contains(s, c.silent), "%d: logged %q, want %q", i, s, c.says)
 	}
 }
 

@@ -74,9 +74,8 @@ func TestMarkRules(t *testing.T) {
 		netlab.InNamespace(t, func() {
 			shared := func(want string) {
 				t.Helper()
-				if got, err := SharedMark(f, 14); err != nil || (got == "") != (want == "") || !strings.Contains(got, want) {
-					t.Errorf("%s: %q, %v; want %q", f, got, err, want)
-				}
+				got, err := SharedMark(f, 14)
+				kit.Check(t, err == nil && (got == "") == (want == "") && strings.Contains(got, want), "%s: %q, %v; want %q", f, got, err, want)
 			}
 			rule := func(words ...string) {
 				t.Helper()
@@ -145,9 +144,8 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 				}
 				kit.Check(t, slices.Equal(s.routes, routes),
 					"%s, %s: addresses of Services %v, want %v", f, when, s.routes, routes)
-				if nodePort := s.servers[addressAt(outer, 30999, p.Name.Protocol)] != nil; nodePort == slices.Contains(ours, outer) {
-					t.Errorf("%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
-				}
+				nodePort := s.servers[addressAt(outer, 30999, p.Name.Protocol)] != nil
+				kit.Check(t, nodePort != slices.Contains(ours, outer), "%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
 			}
 			cluster, source := p.Frontends[0].Addr, generate.NodeAddr[f]
 			wantOwn("at first", source, cluster, outer)
@@ -162,9 +160,8 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 			if err := b.Cleanup(t.Context()); err != nil {
 				t.Error(err)
 			}
-			if addrs, err := k.NodeAddrs(t.Context()); err != nil || !slices.Contains(addrs, source) {
-				t.Errorf("after a cleanup the node has %v, %v, want %s", addrs, err, source)
-			}
+			addrs, err := k.NodeAddrs(t.Context())
+			kit.Check(t, err == nil && slices.Contains(addrs, source), "after a cleanup the node has %v, %v, want %s", addrs, err, source)
 			_ = b.Close()
 		}
 	})
@@ -196,9 +193,8 @@ func TestKernelTentativeAddress(t *testing.T) {
 			t.Errorf("the source was %s, want %s", source, generate.NodeAddr[1])
 		}
 		apply(t, b, want)
-		if source := b.node.source(service.IPv6); !a.IP.Equal(source.AsSlice()) {
-			t.Errorf("the source is %s, want %s", source, a.IP)
-		}
+		source := b.node.source(service.IPv6)
+		kit.Check(t, a.IP.Equal(source.AsSlice()), "the source is %s, want %s", source, a.IP)
 		_ = b.Close()
 	})
 }

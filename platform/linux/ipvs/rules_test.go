@@ -84,9 +84,8 @@ func TestForeignCommentIsDrift(t *testing.T) {
 		external[e] = "mine"
 	}
 	n.clock = n.clock.Add(resync)
-	if drift := applyRules(t, b, s).Outcome().Drift; len(drift) != 1 || drift[0] != "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL" {
-		t.Errorf("the drift is %q", drift)
-	}
+	drift := applyRules(t, b, s).Outcome().Drift
+	kit.Check(t, len(drift) == 1 && drift[0] == "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL", "the drift is %q", drift)
 	kit.Equal(t, n.comment(t, externalSet), "shop/web-1", "the comment")
 }
 
@@ -291,9 +290,8 @@ func TestCleanup(t *testing.T) {
 		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-VIRTUAL-SERVERS:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
 			t.Errorf("the sets are\n%s\nand were\n%s", after, before)
 		}
-		if text := n.tables.Text(); strings.Contains(text, "KUBE-") || !strings.Contains(text, "-A MINE -j ACCEPT") {
-			t.Errorf("the tables are\n%s", text)
-		}
+		text := n.tables.Text()
+		kit.Check(t, !strings.Contains(text, "KUBE-") && strings.Contains(text, "-A MINE -j ACCEPT"), "the tables are\n%s", text)
 		kit.Must(t, errors.Join(n.sets.Create(setOf(service.IPv4, virtualServerSet)), n.sets.Create(setOf(service.IPv4, nodeIPSet))))
 	}
 }
@@ -305,9 +303,8 @@ func TestForeignSet(t *testing.T) {
 	theirs := ipset.Set{Name: "KUBE-VS-DROPPED", Type: ipset.HashIP}
 	kit.Must(t, n.sets.Create(theirs))
 	b := n.start(service.IPv4)
-	if _, err := b.Plan(t.Context(), snapshot(shopWeb(1))); err == nil || !strings.Contains(err.Error(), theirs.Name) {
-		t.Errorf("Plan = %v, want what is wrong with %s", err, theirs.Name)
-	}
+	_, err := b.Plan(t.Context(), snapshot(shopWeb(1)))
+	kit.Check(t, err != nil && strings.Contains(err.Error(), theirs.Name), "Plan = %v, want what is wrong with %s", err, theirs.Name)
 	kit.Must(t, b.Cleanup(t.Context()))
 	if h := n.sets.ByName[theirs.Name]; h == nil || h.Set != theirs || len(n.sets.ByName) != 1 {
 		t.Errorf("there is %s", n.sets.Text())
@@ -352,9 +349,8 @@ func steps(t *testing.T, from, next *service.Port, fail int) []string {
 		return step(what + " " + strings.TrimPrefix(set, "KUBE-VS-"))
 	}
 	n.tables.Refuse = func(text string) error { return step("chains of " + strings.Fields(text)[0]) }
-	if err := p.Apply(t.Context()).Err; (err != nil) != (fail >= 0) || err != nil && !errors.Is(err, errInjected) {
-		t.Errorf("step %d fails: Apply = %v", fail, err)
-	}
+	err := p.Apply(t.Context()).Err
+	kit.Check(t, (err != nil) == (fail >= 0) && (err == nil || errors.Is(err, errInjected)), "step %d fails: Apply = %v", fail, err)
 	return all
 }
 
@@ -402,9 +398,8 @@ func TestOrderOfSteps(t *testing.T) {
 				if strings.HasPrefix(all[fail], "chains") { // they are tried again
 					continue
 				}
-				if done := steps(t, x.from, x.next, fail); !slices.Equal(done, all[:fail]) {
-					t.Errorf("step %d of %q fails, and these are done: %q", fail, all, done)
-				}
+				done := steps(t, x.from, x.next, fail)
+				kit.Check(t, slices.Equal(done, all[:fail]), "step %d of %q fails, and these are done: %q", fail, all, done)
 			}
 		})
 	}
@@ -504,9 +499,7 @@ func TestSetGoesAsItIsRead(t *testing.T) {
 		return nil
 	}
 	applyRules(t, n.start(service.IPv4), want)
-	if n.sets.Text() != before {
-		t.Errorf("there is\n%s\nwant\n%s", n.sets.Text(), before)
-	}
+	kit.Check(t, n.sets.Text() == before, "there is\n%s\nwant\n%s", n.sets.Text(), before)
 }
 
 // variant contains chains of ours, and refuses to remove them several times.

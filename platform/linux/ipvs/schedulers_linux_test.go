@@ -43,9 +43,8 @@ func TestSchedulers(t *testing.T) {
 		}
 		for _, s := range []string{"magic", "none", "a magic one", strings.Repeat("r", 16), strings.Repeat("r", 200)} {
 			err := Probe(service.IPv4, Options{Scheduler: s})
-			if err == nil || !strings.Contains(err.Error(), `has no scheduler "`+s+`"`) || !strings.Contains(err.Error(), "it has dh, ") || !strings.Contains(err.Error(), ", wrr") {
-				t.Errorf("Probe = %v, want a list of schedulers", err)
-			}
+			kit.Check(t, err != nil && strings.Contains(err.Error(), `has no scheduler "`+s+`"`) && strings.Contains(err.Error(), "it has dh, ") && strings.Contains(err.Error(), ", wrr"),
+				"Probe = %v, want a list of schedulers", err)
 		}
 	})
 }
@@ -108,9 +107,8 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 			t.Error(err)
 		}
 		all, err := h.GetServices()
-		if err != nil || len(all) != 1 || all[0].Port != probeKey[service.IPv4].Port || all[0].SchedName != "wlc" {
-			t.Errorf("%d virtual servers are left, %v, want that of others as it was", len(all), err)
-		}
+		kit.Check(t, err == nil && len(all) == 1 && all[0].Port == probeKey[service.IPv4].Port && all[0].SchedName == "wlc",
+			"%d virtual servers are left, %v, want that of others as it was", len(all), err)
 	})
 }
 
@@ -235,9 +233,8 @@ func readOften(t *testing.T, b *Backend) {
 		kit.Check(t, err == nil, "Addrs: %v", err)
 		_, err = b.driver.Dests(t.Context(), probeKey[b.family])
 		kit.Check(t, err == nil, "Dests: %v", err)
-		if failed := b.driver.Commit(t.Context(), []op{{verb: delServer, key: probeKey[b.family]}}); !errors.Is(failed[0], errMissing) {
-			t.Errorf("Commit: %v, want %v", failed[0], errMissing)
-		}
+		failed := b.driver.Commit(t.Context(), []op{{verb: delServer, key: probeKey[b.family]}})
+		kit.Check(t, errors.Is(failed[0], errMissing), "Commit: %v, want %v", failed[0], errMissing)
 		runtime.Gosched()
 	}
 }

@@ -69,9 +69,8 @@ func TestLeftTable(t *testing.T) {
 			}
 			set("the table", many...)
 			set("the table", many[:2]...)
-			if text = runNft(t, "", append([]string{"list", "table"}, strings.Fields(name)...)...); !strings.Contains(text, element) {
-				t.Errorf("the table is\n%s", text)
-			}
+			text = runNft(t, "", append([]string{"list", "table"}, strings.Fields(name)...)...)
+			kit.Check(t, strings.Contains(text, element), "the table is\n%s", text)
 			set("")
 			runNft(t, "add table "+name+"\n", "-f", "-")
 			table.Forget()
@@ -87,9 +86,8 @@ func TestSettings(t *testing.T) {
 		place := SettingsPlace(service.IPv4, "mine")
 		read := func(want string) {
 			t.Helper()
-			if got, err := place.Settings(); err != nil || string(got) != want || (got == nil) != (want == "") {
-				t.Errorf("%d bytes, %v, want %d", len(got), err, len(want))
-			}
+			got, err := place.Settings()
+			kit.Check(t, err == nil && string(got) == want && (got == nil) == (want == ""), "%d bytes, %v, want %d", len(got), err, len(want))
 		}
 		read("")
 		long := strings.Builder{}
@@ -104,9 +102,8 @@ func TestSettings(t *testing.T) {
 		runNft(t, "delete table ip kube-settings-mine\n"+table, "-f", "-")
 		read(`{"mode": "ipvs"}`)
 		runNft(t, "delete element ip kube-settings-mine settings { 0 }\nadd element ip kube-settings-mine settings { 0 comment \"H4sI\" }\n", "-f", "-")
-		if text, err := place.Settings(); err == nil || !strings.Contains(err.Error(), "altered") {
-			t.Errorf("altered: %q, %v", text, err)
-		}
+		text, err := place.Settings()
+		kit.Check(t, err != nil && strings.Contains(err.Error(), "altered"), "altered: %q, %v", text, err)
 		kit.Must(t, place.Remove(context.Background()))
 		read("")
 	})
@@ -139,9 +136,8 @@ func TestHash(t *testing.T) {
 			}
 			for what, n := range want {
 				set, port, _ := strings.Cut(what, " ")
-				if out := runNft(t, "", "list", "set", family, "hash", set); !strings.Contains(out, fmt.Sprintf(" %s . %d", port, n)) {
-					t.Fatalf("%s %s . %d is not in\n%s", family, what, n, out)
-				}
+				out := runNft(t, "", "list", "set", family, "hash", set)
+				kit.Need(t, strings.Contains(out, fmt.Sprintf(" %s . %d", port, n)), "%s %s . %d is not in\n%s", family, what, n, out)
 			}
 		}
 	})
@@ -163,9 +159,8 @@ func TestRedrawTable(t *testing.T) {
 			}
 			text := list()
 			key, value := addrs[0]+" . 40000 . "+addrs[1]+" . 80 ", " : "+addrs[2]+" . 8081"
-			if !strings.Contains(text, key) || !strings.Contains(text, value) || strings.Contains(text, "8080") || strings.Count(text, "tcp flags ! ack") != 2 {
-				t.Errorf("the table is\n%s", text)
-			}
+			kit.Check(t, strings.Contains(text, key) && strings.Contains(text, value) && !strings.Contains(text, "8080") && strings.Count(text, "tcp flags ! ack") == 2,
+				"the table is\n%s", text)
 			runNft(t, "delete table "+table.Name()+"\n"+text, "-f", "-")
 			kit.Must(t, table.Lead(at(0, 40001), at(1, 80), at(2, 8080)))
 			runNft(t, "delete table "+table.Name()+"\nadd table "+table.Name()+"\n", "-f", "-")

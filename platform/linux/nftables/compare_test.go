@@ -186,9 +186,8 @@ func TestObservedElements(t *testing.T) {
 		kit.Check(t, s.put(e) && !s.put(e), "%s: put does not say what is new", name)
 		got, found := s.get(elementKey(e))
 		got.in = e.in
-		if !found || got.compare(e) != 0 || !got.same(e) || got.catchAll != e.catchAll || !s.elements[elementKey(e)].same(e) {
-			t.Errorf("%s: %+v is kept as %+v", name, e, got)
-		}
+		kit.Check(t, found && got.compare(e) == 0 && got.same(e) && got.catchAll == e.catchAll && s.elements[elementKey(e)].same(e),
+			"%s: %+v is kept as %+v", name, e, got)
 		e.comment += "x"
 		kit.Check(t, !s.elements[elementKey(e)].same(e), "%s: another comment is the same", name)
 	}

@@ -581,9 +581,8 @@ func TestNewWithoutDescriptors(t *testing.T) {
 			lower.Cur = uint64(free + sockets)
 			kit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &lower))
 			_, err := New(service.IPv4, Options{MasqueradeBit: 14})
-			if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil || !errors.Is(err, unix.EMFILE) {
-				t.Errorf("New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
-			}
+			e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+			kit.Check(t, e == nil && errors.Is(err, unix.EMFILE), "New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
 			now := next()
 			kit.Need(t, now == free, "New with %d sockets leaves descriptor %d open", sockets, free)
 		}
@@ -612,9 +611,8 @@ func onLoopback(f service.Family, nodePorts ...string) *service.Snapshot {
 // are refused and counted, also by the next process, and others are left alone.
 func TestUnrelayed(t *testing.T) {
 	inNamespace(t, func() {
-		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
-			t.Fatalf("lo: %v\n%s", err, out)
-		}
+		out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput()
+		kit.Need(t, err == nil, "lo: %v\n%s", err, out)
 		for _, f := range service.Families {
 			on, off := onLoopback(f, "127.0.0.0/8", "::1/128"), onLoopback(f, "127.0.0.2/32")
 			count := func(want uint64) {

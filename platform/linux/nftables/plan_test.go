@@ -75,9 +75,8 @@ func TestApplyGivesUp(t *testing.T) {
 func TestApplyPrepares(t *testing.T) {
 	k := &fake{refuse: func([]op) error { return errInjected }}
 	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background()).Err
-	if !errors.Is(err, errInjected) || !strings.HasPrefix(err.Error(), "prepare table ip kube-services") || len(reconcile.PortErrors(err)) > 0 {
-		t.Errorf("Apply = %v", err)
-	}
+	kit.Check(t, errors.Is(err, errInjected) && strings.HasPrefix(err.Error(), "prepare table ip kube-services") && len(reconcile.PortErrors(err)) <= 0,
+		"Apply = %v", err)
 }
 
 // A cancelled context ends the search for the Port at fault.
@@ -92,9 +91,8 @@ func TestApplyStops(t *testing.T) {
 		cancel()
 		return errInjected
 	}
-	if err := planNow(t, b, simple(50)).Apply(ctx).Err; !errors.Is(err, errInjected) || asked != 1 {
-		t.Errorf("Apply = %v after %d transactions, want the first one's", err, asked)
-	}
+	err := planNow(t, b, simple(50)).Apply(ctx).Err
+	kit.Check(t, errors.Is(err, errInjected) && asked == 1, "Apply = %v after %d transactions, want the first one's", err, asked)
 }
 
 func planNow(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -116,9 +114,8 @@ func TestApplyCutsLargeChanges(t *testing.T) {
 	for _, want := range []*service.Snapshot{servicesWith(200, 100), simple(0)} {
 		sizes = nil
 		apply(t, b, want)
-		if most := slices.Max(sizes); most > chunk+300 || len(sizes) < 3 || len(sizes) > 6 {
-			t.Errorf("transactions of %v operations, want some of about %d", sizes, chunk)
-		}
+		most := slices.Max(sizes)
+		kit.Check(t, most <= chunk+300 && len(sizes) >= 3 && len(sizes) <= 6, "transactions of %v operations, want some of about %d", sizes, chunk)
 	}
 	kit.Check(t, len(b.have.shared) == 0, "%d shared elements are remembered of nothing", len(b.have.shared))
 }
@@ -237,9 +234,8 @@ func TestPlanAfterAFailedRead(t *testing.T) {
 	u.table.chains[dispatchChain].rules = nil
 	u.fake.touched = true
 	u.readErr = errInjected
-	if _, err := b.Plan(context.Background(), want); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "read table ip kube-services") {
-		t.Errorf("Plan = %v, want it to say what it read", err)
-	}
+	_, err := b.Plan(context.Background(), want)
+	kit.Check(t, errors.Is(err, errInjected) && strings.Contains(err.Error(), "read table ip kube-services"), "Plan = %v, want it to say what it read", err)
 	u.readErr = nil
 	apply(t, b, want)
 	kit.Check(t, len(u.table.chains[dispatchChain].rules) != 0, "the chain was not repaired")
@@ -250,9 +246,8 @@ func TestPlanErrorNamesTable(t *testing.T) {
 	b := &Backend{family: service.IPv6, driver: u}
 	apply(t, b, simple(0))
 	u.touchedErr = errInjected
-	if _, err := b.Plan(context.Background(), simple(1)); !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "table ip6 kube-services") {
-		t.Errorf("Plan = %v", err)
-	}
+	_, err := b.Plan(context.Background(), simple(1))
+	kit.Check(t, errors.Is(err, errInjected) && strings.Contains(err.Error(), "table ip6 kube-services"), "Plan = %v", err)
 }
 
 func TestCleanup(t *testing.T) {
@@ -510,22 +505,17 @@ func TestPendingNodePorts(t *testing.T) {
 		return (&chain{name: dispatchChain, rules: k.table.chains[dispatchChain].rules}).text(service.IPv4)
 	}
 	apply(t, &Backend{driver: k}, service.New(1, pending, ports))
-	if strings.Contains(dispatched(), leads) {
-		t.Fatalf("an unknown node answers NodePorts:\n%s", dispatched())
-	}
+	kit.Need(t, !strings.Contains(dispatched(), leads), "an unknown node answers NodePorts:\n%s", dispatched())
 	apply(t, &Backend{driver: k}, service.New(1, own, ports))
 	b := &Backend{driver: k}
 	for range 2 {
 		apply(t, b, service.New(2, pending, ports))
-		if !strings.Contains(dispatched(), "ip daddr 192.0.2.1 fib daddr type local") {
-			t.Fatalf("NodePorts are closed before the node is known:\n%s", dispatched())
-		}
+		kit.Need(t, strings.Contains(dispatched(), "ip daddr 192.0.2.1 fib daddr type local"),
+			"NodePorts are closed before the node is known:\n%s", dispatched())
 		k.touched = true
 	}
 	apply(t, b, service.New(3, &service.Node{}, ports))
-	if strings.Contains(dispatched(), leads) {
-		t.Errorf("the node is known and has no address, and NodePorts are answered:\n%s", dispatched())
-	}
+	kit.Check(t, !strings.Contains(dispatched(), leads), "the node is known and has no address, and NodePorts are answered:\n%s", dispatched())
 }
 
 // Elements that Ports share are split like others: they take the most memory of all.
@@ -552,9 +542,8 @@ func TestApplyCutsSharedElements(t *testing.T) {
 	for _, want := range []*service.Snapshot{all, simple(0)} {
 		sizes = nil
 		apply(t, b, want)
-		if most := slices.Max(sizes); most > chunk+sharedUnit || len(sizes) < 5 || len(sizes) > 7 {
-			t.Errorf("transactions of %v operations, want some of about %d", sizes, chunk)
-		}
+		most := slices.Max(sizes)
+		kit.Check(t, most <= chunk+sharedUnit && len(sizes) >= 5 && len(sizes) <= 7, "transactions of %v operations, want some of about %d", sizes, chunk)
 		wantUpToDate(t, k, want)
 	}
 }

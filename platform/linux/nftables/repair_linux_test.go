@@ -117,9 +117,8 @@ func TestDriftOfEverything(t *testing.T) {
 		runNft(t, "", "flush", "ruleset")
 		p := planOrError(t, b, want)
 		drift := p.Outcome().Drift
-		if len(drift) != reconcile.MaxDrift+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[reconcile.MaxDrift], "and ") {
-			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
-		}
+		kit.Check(t, len(drift) == reconcile.MaxDrift+1 && drift[0] == "missing: table kube-services" && strings.HasPrefix(drift[reconcile.MaxDrift], "and "),
+			"drift:\n%s", strings.Join(drift, "\n"))
 		err := p.Apply(context.Background()).Err
 		kit.Check(t, err == nil, "Apply: %v", err)
 		wantConverged(t, b, want)

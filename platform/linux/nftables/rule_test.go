@@ -264,12 +264,9 @@ func TestFields(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, f := range service.Families {
-				if got := tt.field.text(f); got != tt.text[f] {
-					t.Errorf("%s: text %q, want %q", f, got, tt.text[f])
-				}
-				if got := tt.field.size(f); got != tt.size[f] {
-					t.Errorf("%s: %d bytes, want %d", f, got, tt.size[f])
-				}
+				kit.Equal(t, tt.field.text(f), tt.text[f], "%s: text", f)
+				got := tt.field.size(f)
+				kit.Check(t, got == tt.size[f], "%s: %d bytes, want %d", f, got, tt.size[f])
 			}
 		})
 	}
@@ -327,9 +324,7 @@ func TestPrefixes(t *testing.T) {
 				want = p.Addr().String()
 			}
 			last := lastAddr(p)
-			if got := prefixText(p.Addr().AsSlice(), last.AsSlice()); got != want {
-				t.Errorf("%s to %s is written %s, want %s", p.Addr(), last, got, want)
-			}
+			kit.Equal(t, prefixText(p.Addr().AsSlice(), last.AsSlice()), want, "%s to %s is written", p.Addr(), last)
 			next := last.Next()
 			kit.Check(t, p.Contains(last) && (!next.IsValid() || !p.Contains(next)), "last address of %s = %s", p, last)
 		}
@@ -541,9 +536,8 @@ func TestServicePortID(t *testing.T) {
 		hash, found := strings.CutSuffix(id, tt.want)
 		kit.Check(t, found && len(hash) == 8, "clientID(%s) = %q, want eight letters and %q", tt.name, id, tt.want)
 	}
-	if got, want := servicePortID(service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}), "2n6w3cvw-shop/web/tcp"; got != want {
-		t.Errorf("clientID = %q, want %q as ever", got, want)
-	}
+	got, want := servicePortID(service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}), "2n6w3cvw-shop/web/tcp"
+	kit.Check(t, got == want, "clientID = %q, want %q as ever", got, want)
 }
 
 func TestComments(t *testing.T) {
@@ -596,7 +590,6 @@ func TestReadBackNames(t *testing.T) {
 	for _, text := range []string{"# a rule that others wrote", "chain foreign {", "set or map foreign {\n\t\t# not one that is wanted"} {
 		kit.Check(t, err == nil && strings.Contains(held.String(), text), "%v, no %q in\n%s", err, text, held)
 	}
-	if !strings.Contains(wanted.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") || strings.Contains(held.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") {
-		t.Errorf("an emptied set is read back as\n%s", held)
-	}
+	kit.Check(t, strings.Contains(wanted.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") && !strings.Contains(held.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements"),
+		"an emptied set is read back as\n%s", held)
 }

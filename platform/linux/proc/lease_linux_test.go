@@ -86,9 +86,8 @@ func TestLease(t *testing.T) {
 	kit.Check(t, <-taken && !a.holdsLease(t), "the later proxy does not have the lease")
 	kit.Until(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
 	kit.Until(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
-	if x := a.state.Load().Holder; x.PID != os.Getpid() || !strings.Contains(x.String(), "test") {
-		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
-	}
+	x := a.state.Load().Holder
+	kit.Check(t, x.PID == os.Getpid() && strings.Contains(x.String(), "test"), "the holder is %s, want process %d with its command", x, os.Getpid())
 	c := start(t, s, "c")
 	kit.Check(t, c.holdsLease(t) && !b.holdsLease(t), "the third proxy does not have the lease")
 	kit.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })

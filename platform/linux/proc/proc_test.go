@@ -113,14 +113,12 @@ func TestMemoryLimit(t *testing.T) {
 			for name, text := range tt.files {
 				files[name] = &fstest.MapFile{Data: []byte(text)}
 			}
-			if limit, version := MemoryLimit(files); limit != tt.limit || version != tt.version {
-				t.Errorf("%d by version %d, want %d by version %d", limit, version, tt.limit, tt.version)
-			}
+			limit, version := MemoryLimit(files)
+			kit.Check(t, limit == tt.limit && version == tt.version, "%d by version %d, want %d by version %d", limit, version, tt.limit, tt.version)
 		})
 	}
-	if limit, _ := MemoryLimit(fstest.MapFS{}); limit != 0 {
-		t.Errorf("%d without any file", limit)
-	}
+	limit, _ := MemoryLimit(fstest.MapFS{})
+	kit.Check(t, limit == 0, "%d without any file", limit)
 }
 
 const (

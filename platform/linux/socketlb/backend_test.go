@@ -218,9 +218,8 @@ func TestPodsAppear(t *testing.T) {
 	for _, pods := range []string{"/kubepods", "/node/kubepods"} {
 		k.pods = pods
 		plan, o := round(t, b, s)
-		if plan != "+ take connections of other pods: the cgroup of all pods is "+pods+"\n" || o.Err != nil || o.Degraded != "" || o.Drift != nil || k.followed != pods {
-			t.Errorf("plan %q, %+v, followed %q", plan, o, k.followed)
-		}
+		kit.Check(t, plan == "+ take connections of other pods: the cgroup of all pods is "+pods+"\n" && o.Err == nil && o.Degraded == "" && o.Drift == nil && k.followed == pods,
+			"plan %q, %+v, followed %q", plan, o, k.followed)
 		if plan, _ := round(t, b, s); plan != "" {
 			t.Errorf("then plan %q", plan)
 		}
@@ -323,9 +322,8 @@ func TestListsStayUntilABarrier(t *testing.T) {
 			clear(found)
 		}
 		for l, want := range found {
-			if got := active.contents(l); !slices.Equal(got, want) {
-				t.Fatalf("round %d: a list of %s holds %s without a barrier", generation, want, got)
-			}
+			got := active.contents(l)
+			kit.Need(t, slices.Equal(got, want), "round %d: a list of %s holds %s without a barrier", generation, want, got)
 		}
 		for i := range active.entries() {
 			if l := active.list(i); l != 0 {
@@ -384,9 +382,8 @@ func TestFloodedBuckets(t *testing.T) {
 				"%s, %s: %+v", f, name, o)
 			kit.Check(t, c.want != "" || len(k.endpoints(netip.MustParseAddrPort(at))) == 1,
 				"%s, %s: the address has no place", f, name)
-			if _, o = round(t, b, s); o.Degraded != "" || len(k.endpoints(netip.MustParseAddrPort(at))) != 1 {
-				t.Errorf("%s, %s: after a resync: %q", f, name, o.Degraded)
-			}
+			_, o = round(t, b, s)
+			kit.Check(t, o.Degraded == "" && len(k.endpoints(netip.MustParseAddrPort(at))) == 1, "%s, %s: after a resync: %q", f, name, o.Degraded)
 		}
 	}
 }
@@ -404,9 +401,8 @@ func TestOthers(t *testing.T) {
 	}
 	k.unknown = "program 7"
 	for range 2 {
-		if plan, o := round(t, b, s); plan != "" || !strings.HasSuffix(o.Degraded, "may not be what decides: program 7") {
-			t.Errorf("plan %q, %q", plan, o.Degraded)
-		}
+		plan, o := round(t, b, s)
+		kit.Check(t, plan == "" && strings.HasSuffix(o.Degraded, "may not be what decides: program 7"), "plan %q, %q", plan, o.Degraded)
 	}
 	k.strays, k.unknown, k.fails = 2, "", map[string]bool{"Evict": true}
 	if _, o := round(t, b, s); o.Degraded == "" || k.active != nil {
@@ -465,9 +461,8 @@ func TestMissedPods(t *testing.T) {
 			got := strings.Contains(said, "takes no connection of pods: the rules saw 3 new connections of pods, as from 10.1.0.9:")
 			kit.Check(t, got == c.want && (c.want || said == ""), "%s: %q", name, said)
 			k.taken.Pods += 2
-			if _, out := round(t, b, s); out.Degraded != "" {
-				t.Errorf("%s, then taken: %q", name, out.Degraded)
-			}
+			_, out := round(t, b, s)
+			kit.Check(t, out.Degraded == "", "%s, then taken: %q", name, out.Degraded)
 			o.Connections = func(context.Context, service.Family, func(from, to netip.AddrPort)) error {
 				return fmt.Errorf("no conntrack")
 			}
@@ -586,12 +581,9 @@ func TestTrace(t *testing.T) {
 			}
 			w := &explain.Walk{Hops: []explain.Hop{{Object: "a rule"}}}
 			kit.Must(t, New(service.IPv4, k, Options{}).Trace(want, conn, w))
-			if len(w.Hops) != 2 || w.Hops[0].Object != "connect(2)" || !strings.Contains(w.Hops[0].Does, c.says) {
-				t.Errorf("hops %+v, want %q", w.Hops, c.says)
-			}
-			if got := strings.Join(w.Notes, "; "); !strings.Contains(got, c.note) || (c.note == "") != (got == "") {
-				t.Errorf("notes %q, want %q", got, c.note)
-			}
+			kit.Check(t, len(w.Hops) == 2 && w.Hops[0].Object == "connect(2)" && strings.Contains(w.Hops[0].Does, c.says), "hops %+v, want %q", w.Hops, c.says)
+			got := strings.Join(w.Notes, "; ")
+			kit.Check(t, strings.Contains(got, c.note) && (c.note == "") == (got == ""), "notes %q, want %q", got, c.note)
 			if got := strings.Join(w.Faults, "; "); !strings.Contains(got, c.fault) || (c.fault == "") != (got == "") {
 				t.Errorf("faults %q, want %q", got, c.fault)
 			}

@@ -105,9 +105,8 @@ func (k *killer) kill(condition func() bool, within time.Duration) {
 		continue
 	}
 	kit.Must(k.t, proxy.Process.Kill())
-	if err := proxy.Wait(); !killedBy(err) {
-		k.t.Errorf("a proxy has ended itself: %v", err)
-	}
+	err := proxy.Wait()
+	kit.Check(k.t, killedBy(err), "a proxy has ended itself: %v", err)
 	k.killed[k.phase]++
 }
 
@@ -618,9 +617,8 @@ func checkNextProcess(t *testing.T, m *Memory, r *rand.Rand) {
 	_, o := round(t, b, s)
 	kit.Need(t, o.Err == nil && o.Degraded == "", "the next process: %+v", o)
 	for _, c := range want {
-		if got := k.endpoints(c.addr); len(got) != len(c.endpoints) || got[0] != c.endpoints[0].Addr {
-			t.Fatalf("after the next process %s leads to %s", c.addr, got)
-		}
+		got := k.endpoints(c.addr)
+		kit.Need(t, len(got) == len(c.endpoints) && got[0] == c.endpoints[0].Addr, "after the next process %s leads to %s", c.addr, got)
 	}
 	if plan, o := round(t, b, s); plan != "" || o.Drift != nil {
 		t.Fatalf("then plan %q, drift %q", plan, o.Drift)

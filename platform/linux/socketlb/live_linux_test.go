@@ -315,9 +315,8 @@ func (n *node) leadsTo(t *testing.T, situation, endpoint string) {
 	t.Helper()
 	a := startClient(t, n.options.Cgroup, 0).call(t, call{To: someService})
 	kit.Check(t, a.Greeting == endpoint && a.Peer == someService, "%s: %+v, want %s", situation, a, endpoint)
-	if got := n.attached(t); got != len(attachments[service.IPv4])+len(attachments[service.IPv6]) {
-		t.Errorf("%s: %d programs are attached", situation, got)
-	}
+	got := n.attached(t)
+	kit.Check(t, got == len(attachments[service.IPv4])+len(attachments[service.IPv6]), "%s: %d programs are attached", situation, got)
 }
 
 // attached counts the programs at all places of the layer.
@@ -359,9 +358,8 @@ func TestSecondBPFFileSystem(t *testing.T) {
 		without(t, []int{unix.CAP_SYS_ADMIN}, func() { // as in a pod: it cannot detach what it does not have
 			n.sync(t, s)                   // the programs are those of before
 			for _, b := range n.backends { // until the last one has pinned its programs, they are not known
-				if plan, o := round(t, b, s); !strings.Contains(plan, "the pin of program") || o.Err != nil {
-					t.Errorf("the mount is not found: %s, %v", plan, o.Err)
-				}
+				plan, o := round(t, b, s)
+				kit.Check(t, strings.Contains(plan, "the pin of program") && o.Err == nil, "the mount is not found: %s, %v", plan, o.Err)
 			}
 			n.sync(t, s)
 		})
@@ -482,9 +480,8 @@ func TestOtherVersionIsReplaced(t *testing.T) {
 		}
 		n.open(t)
 		at := greeter(t, "127.0.0.1:0").String()
-		if plan := n.sync(t, snapshot([]string{someService, at})); strings.Count(plan, "make tables") != len(scopes) || len(scopes) != 2 {
-			t.Errorf("tables of another program are adopted: %s", plan)
-		}
+		plan := n.sync(t, snapshot([]string{someService, at}))
+		kit.Check(t, strings.Count(plan, "make tables") == len(scopes) && len(scopes) == 2, "tables of another program are adopted: %s", plan)
 		n.leadsTo(t, "after the other version", at)
 	})
 }

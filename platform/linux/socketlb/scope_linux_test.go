@@ -160,9 +160,7 @@ func TestOwnCgroup(t *testing.T) {
 	kit.Equal(t, cgroupOf(filepath.Join(root, "a/b"), os.Getpid()), "", "a process that is not below")
 	whole, err := UnifiedRoot()
 	kit.Must(t, err)
-	if got, want := cgroupOf(whole, c.pid), filepath.Join(root, "a/b"); got != want {
-		t.Errorf("below all: %q, want %q", got, want)
-	}
+	kit.Equal(t, cgroupOf(whole, c.pid), filepath.Join(root, "a/b"), "below all")
 }
 
 // TestUnifiedRoot chooses among the mounts of the hierarchy.
@@ -233,9 +231,8 @@ func TestLookAtSite(t *testing.T) {
 		"a part":         {part, nil, Site{Root: part, Pods: pods}, ""},
 	} {
 		got, err := lookAt(c.root, c.found)
-		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %+v, %v, want %+v, %q", name, got, err, c.want, c.err)
-		}
+		kit.Check(t, got == c.want && (err == nil) == (c.err == "") && (err == nil || strings.Contains(err.Error(), c.err)),
+			"%s: %+v, %v, want %+v, %q", name, got, err, c.want, c.err)
 	}
 }
 
@@ -385,9 +382,8 @@ func TestRemoveReachesEachPlace(t *testing.T) {
 		}
 		for _, places := range attachments {
 			for _, a := range places {
-				if there, err := programsAt(int(dir.Fd()), a.attach, 0); len(there.ids) > 0 || err != nil {
-					t.Errorf("%s: programs %d are left, %v", a.program, there.ids, err)
-				}
+				there, err := programsAt(int(dir.Fd()), a.attach, 0)
+				kit.Check(t, len(there.ids) <= 0 && err == nil, "%s: programs %d are left, %v", a.program, there.ids, err)
 			}
 		}
 	})

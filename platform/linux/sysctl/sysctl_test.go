@@ -184,9 +184,7 @@ func TestApplyReadOnly(t *testing.T) {
 		"net.netfilter.nf_conntrack_tcp_timeout_close_wait is 3600 already",
 	}
 	kit.Same(t, "Apply (-want +got)", want, sentences(got))
-	if got[0].Action != Failed || !errors.Is(got[0].Err, fs.ErrPermission) || got[2].Action != Unchanged || got[2].Err != nil {
-		t.Errorf("Apply = %+v", got)
-	}
+	kit.Check(t, got[0].Action == Failed && errors.Is(got[0].Err, fs.ErrPermission) && got[2].Action == Unchanged && got[2].Err == nil, "Apply = %+v", got)
 	kit.Same(t, "files (-want +got)", map[string]string{tcpCloseWait.file: "3600"}, changes(t, d))
 }
 
@@ -223,9 +221,8 @@ func TestApplyMakesNoFiles(t *testing.T) {
 		"net.netfilter.nf_conntrack_udp_timeout should be 60 and is unknown: ",
 		"net.netfilter.nf_conntrack_udp_timeout_stream should be 60 and is unknown: open ",
 	} {
-		if o := got[i]; o.Action != Failed || !strings.HasPrefix(o.String(), start) {
-			t.Errorf("%s: action %d, want %s...: action %d", o, o.Action, start, Failed)
-		}
+		o := got[i]
+		kit.Check(t, o.Action == Failed && strings.HasPrefix(o.String(), start), "%s: action %d, want %s...: action %d", o, o.Action, start, Failed)
 	}
 	for _, name := range []string{conntrackMax.file, udpStream.file} {
 		err := d.WriteFile(name, []byte("1"))

@@ -423,9 +423,8 @@ func TestBoundNeedsGuard(t *testing.T) {
 		return p.Apply(t.Context()).Err
 	}
 	tables.Refuse = func(string) error { return errInjected }
-	if err := apply(); err == nil || !strings.Contains(err.Error(), "guard the listeners at "+generate.NodeAddr[service.IPv4].String()) {
-		t.Errorf("Apply = %v", err)
-	}
+	err := apply()
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "guard the listeners at "+generate.NodeAddr[service.IPv4].String()), "Apply = %v", err)
 	tables.Refuse = nil
 	s.refuse = func() bool { return false }
 	if err := apply(); err != nil {
@@ -534,9 +533,8 @@ func TestBypassAsksForLess(t *testing.T) {
 			kit.Need(t, errors.Is(err, tc.err) && strings.Contains(loss, tc.loss) && (loss == "") == (tc.loss == ""),
 				"HandOver = %q, %v; want %q, %v", loss, err, tc.loss, tc.err)
 			if err != nil {
-				if s.tables.Text() != before || errors.Is(err, iptables.ErrBusy) && tries != 1 {
-					t.Errorf("after %d tries the rules are\n%s\nand were\n%s", tries, s.tables.Text(), before)
-				}
+				kit.Check(t, s.tables.Text() == before && (!errors.Is(err, iptables.ErrBusy) || tries == 1),
+					"after %d tries the rules are\n%s\nand were\n%s", tries, s.tables.Text(), before)
 				return
 			}
 			got := s.tables.Trace(c, generate.IsNodeLocal)
@@ -593,12 +591,9 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 	second := newRelayNode(service.IPv4, tables)
 	defer second.Close()
 	apply(second)
-	if tables.Text() != before {
-		t.Errorf("the rules are now\n%s\nand were\n%s", tables.Text(), before)
-	}
-	if p, err := second.Plan(t.Context(), want); err != nil || !p.Empty() {
-		t.Errorf("still to do: %s, %v", p, err)
-	}
+	kit.Check(t, tables.Text() == before, "the rules are now\n%s\nand were\n%s", tables.Text(), before)
+	p, err := second.Plan(t.Context(), want)
+	kit.Check(t, err == nil && p.Empty(), "still to do: %s, %v", p, err)
 }
 
 // TestRenderUnsupported checks that rendered text and JSON name a port that the mode cannot serve.
@@ -609,9 +604,8 @@ func TestRenderUnsupported(t *testing.T) {
 	for _, format := range []document.Format{document.Text, document.JSON} {
 		var b strings.Builder
 		kit.Must(t, format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }))
-		if text := "service port shop/signal:s (sctp, IPv4): mode userspace forwards TCP and UDP only"; strings.Count(b.String(), text) != 1 {
-			t.Errorf("%s does not say once: %s\n%s", format, text, b.String())
-		}
+		text := "service port shop/signal:s (sctp, IPv4): mode userspace forwards TCP and UDP only"
+		kit.Check(t, strings.Count(b.String(), text) == 1, "%s does not say once: %s\n%s", format, text, b.String())
 	}
 }
 

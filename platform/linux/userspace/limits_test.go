@@ -58,9 +58,8 @@ func TestShares(t *testing.T) {
 				t.Errorf("%s: has %d of %d", tt.name, got, l.max)
 			}
 		}
-		if share := float64(all) / float64(l.max); share > tt.most || share < tt.most-0.01 {
-			t.Errorf("%s: %d of %d files are in use, want %.2f", tt.name, all, l.max, tt.most)
-		}
+		share := float64(all) / float64(l.max)
+		kit.Check(t, share <= tt.most && share >= tt.most-0.01, "%s: %d of %d files are in use, want %.2f", tt.name, all, l.max, tt.most)
 		for i := range 10 { // others
 			c := claimFor("neighbour", 5000+i)
 			c.service.namespace = "bank"
@@ -118,9 +117,8 @@ func TestListenersOfOneService(t *testing.T) {
 	l := NewLimits(256)
 	greedy := fill(l, func(int) claim { return claim{files: 1, service: serviceName{"shop", "greedy"}} })
 	kit.Check(t, greedy == l.max/2, "one Service has %d listeners of %d", greedy, l.max)
-	if others := fill(l, func(n int) claim { return claim{files: 1, service: serviceName{"shop", fmt.Sprint(n)}} }); greedy+others != l.max/4*3 {
-		t.Errorf("others have %d listeners, want %d", others, l.max/4*3-greedy)
-	}
+	others := fill(l, func(n int) claim { return claim{files: 1, service: serviceName{"shop", fmt.Sprint(n)}} })
+	kit.Check(t, greedy+others == l.max/4*3, "others have %d listeners, want %d", others, l.max/4*3-greedy)
 	kit.Check(t, l.acquire(claimFor("0", 1)), "listeners leave no room for connections")
 }
 
@@ -179,16 +177,12 @@ func TestRefusalsAreReported(t *testing.T) {
 			l.recordRefusal(ClientShare, claimFor("web", n))
 			time.Sleep(quietPeriod / 20)
 		}
-		if n := len(all()); n > 10 {
-			t.Errorf("said %d times", n)
-		}
+		n := len(all())
+		kit.Check(t, n <= 10, "said %d times", n)
 		last := all()[len(all())-1]
-		if !strings.Contains(last[1], "shop/s0, shop/s1, shop/s2 and others") || !strings.Contains(last[1], "10.0.0.0, 10.0.0.1, 10.0.0.2 and others") {
-			t.Errorf("said in the end: %q", last[1])
-		}
-		if strings.Contains(last[0], "shop") || strings.Contains(last[0], "10.0") {
-			t.Errorf("names somebody: %q", last[0])
-		}
+		kit.Check(t, strings.Contains(last[1], "shop/s0, shop/s1, shop/s2 and others") && strings.Contains(last[1], "10.0.0.0, 10.0.0.1, 10.0.0.2 and others"),
+			"said in the end: %q", last[1])
+		kit.Check(t, !strings.Contains(last[0], "shop") && !strings.Contains(last[0], "10.0"), "names somebody: %q", last[0])
 		time.Sleep(quietPeriod)
 		synctest.Wait()
 		if last := all()[len(all())-1]; last != [2]string{} {

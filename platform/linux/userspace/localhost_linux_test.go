@@ -127,9 +127,8 @@ func TestLocalhostLeavesPortsOfOthers(t *testing.T) {
 	for range 2 {
 		err := n.apply(ports...)
 		failed := reconcile.PortErrors(err)
-		if len(failed) != 1 || failed[0].Name.Name != "held" || !reconcile.InForce(failed[0].Err) || !strings.Contains(err.Error(), "another program") {
-			t.Errorf("%v, want one port that lacks something", err)
-		}
+		kit.Check(t, len(failed) == 1 && failed[0].Name.Name == "held" && reconcile.InForce(failed[0].Err) && strings.Contains(err.Error(), "another program"),
+			"%v, want one port that lacks something", err)
 		got := n.get(number)
 		kit.Check(t, got == a.at.String(), "%q answers for the other Service", got)
 	}
@@ -173,9 +172,8 @@ func TestLocalhostNotesSCTP(t *testing.T) {
 // TestBoundAddress leaves an address of the node alone, and says so if it is none.
 func TestBoundAddress(t *testing.T) {
 	o := Options{Listen: [2]netip.Addr{service.IPv4: netip.MustParseAddr("127.0.0.1")}}
-	if a := o.addr(service.IPv4); a != Addrs[service.IPv4] || o.rules().RelayPorts[service.IPv4].Last != 0 {
-		t.Errorf("without a range of ports listeners are at %s", a)
-	}
+	a := o.addr(service.IPv4)
+	kit.Check(t, a == Addrs[service.IPv4] && o.rules().RelayPorts[service.IPv4].Last == 0, "without a range of ports listeners are at %s", a)
 	o.Ports = Range{4000, 4999}
 	if o.addr(service.IPv4) != o.Listen[service.IPv4] || o.addr(service.IPv6) != Addrs[service.IPv6] || o.rules().RelayPorts[service.IPv6].Last != 0 {
 		t.Errorf("listeners are at %s and %s", o.addr(service.IPv4), o.addr(service.IPv6))

@@ -170,9 +170,8 @@ func TestTooManyConnections(t *testing.T) {
 	}
 	err := n.dialRejectedFrom(t, web, 1)
 	kit.Check(t, errors.Is(err, syscall.ECONNRESET), "the fourth connection of one client gets %v", err)
-	if s := <-said; !strings.Contains(s, "the process, which is 64 (127.0.1.1)") {
-		t.Errorf("said %q", s)
-	}
+	s := <-said
+	kit.Check(t, strings.Contains(s, "the process, which is 64 (127.0.1.1)"), "said %q", s)
 	for i := byte(2); i <= 4; i++ { // 13 <= 28 - 14
 		c := n.dialFrom(t, web, i)
 		answers(t, c)
@@ -195,9 +194,8 @@ func TestTooManyConnections(t *testing.T) {
 		}
 	}
 	answers(t, n.dialFrom(t, web, 1))
-	if use := n.Limits().Use(); use.Refused[ClientShare] != 1 || use.Refused[ServiceShare] != 1 || use.Limit != 28 {
-		t.Errorf("the relay says %+v", use)
-	}
+	use := n.Limits().Use()
+	kit.Check(t, use.Refused[ClientShare] == 1 && use.Refused[ServiceShare] == 1 && use.Limit == 28, "the relay says %+v", use)
 }
 
 // TestAcceptFails has the system refuse connections for a while. The pauses between attempts
@@ -276,9 +274,8 @@ func TestAffinity(t *testing.T) {
 			t.Error("forgotten for an endpoint that it did not use")
 		}
 		x.forget(who(1), first)
-		if e, _ := x.choose(service.PolicyCluster, who(1), nil); e == first {
-			t.Errorf("came back to %s, which does not answer", e)
-		}
+		e, _ := x.choose(service.PolicyCluster, who(1), nil)
+		kit.Check(t, e != first, "came back to %s, which does not answer", e)
 		time.Sleep(11 * time.Second)
 		_, _ = x.choose(service.PolicyCluster, who(3), nil)
 		n := len(x.clients.byAddr)

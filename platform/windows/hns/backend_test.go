@@ -60,9 +60,8 @@ func TestGoneMeanwhile(t *testing.T) {
 	p := b.plan(snapshot(2))
 	clear(b.hns.balancers)
 	clear(b.hns.calls)
-	if err := p.Apply(t.Context()).Err; err != nil || !maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}) {
-		t.Errorf("Apply = %v, with the calls %v", err, b.hns.calls)
-	}
+	err := p.Apply(t.Context()).Err
+	kit.Check(t, err == nil && maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}), "Apply = %v, with the calls %v", err, b.hns.calls)
 }
 
 // Another process deleted all endpoints, including that of the source VIP. The sync that
@@ -175,9 +174,8 @@ func TestExistsAlready(t *testing.T) {
 			})
 			kit.Must(t, err)
 			kit.Must(t, p.Apply(t.Context()).Err)
-			if _, kept := b.hns.balancers[made.ID]; kept != (port == 80) || len(b.hns.balancers) != 1 {
-				t.Errorf("load balancers = %v, want one, the old one only if it was equal", b.hns.balancers)
-			}
+			_, kept := b.hns.balancers[made.ID]
+			kit.Check(t, kept == (port == 80) && len(b.hns.balancers) == 1, "load balancers = %v, want one, the old one only if it was equal", b.hns.balancers)
 		})
 	}
 }
@@ -228,12 +226,10 @@ func TestFirstPlanCounts(t *testing.T) {
 			kit.Must(t, err)
 			b.hns.calls["list load balancers"] = 0
 			out := p.Apply(t.Context())
-			if out.Err != nil || b.hns.calls["list load balancers"] != 1 {
-				t.Fatalf("Apply listed %d times, %v: want it to find the load balancer of another program", b.hns.calls["list load balancers"], out.Err)
-			}
-			if got := strings.Join(out.Drift, "\n"); got != drift || out.FullSync != full {
-				t.Errorf("full sync %v, drift %q: want %v, %q", out.FullSync, got, full, drift)
-			}
+			kit.Need(t, out.Err == nil && b.hns.calls["list load balancers"] == 1,
+				"Apply listed %d times, %v: want it to find the load balancer of another program", b.hns.calls["list load balancers"], out.Err)
+			got := strings.Join(out.Drift, "\n")
+			kit.Check(t, got == drift && out.FullSync == full, "full sync %v, drift %q: want %v, %q", out.FullSync, got, full, drift)
 		})
 	}
 }

@@ -554,9 +554,7 @@ func TestDesiredTooMany(t *testing.T) {
 	w := Desired(p, site(bridgeN, v13))
 	n := len(w.LoadBalancers[0].Targets)
 	kit.Check(t, n == maxEndpoints && len(w.Limits) == 1, "%d targets, limits %v", n, w.Limits)
-	if !errors.Is(w.Limits[0], errors.ErrUnsupported) {
-		t.Errorf("limit %v is not known as one", w.Limits[0])
-	}
+	kit.Check(t, errors.Is(w.Limits[0], errors.ErrUnsupported), "limit %v is not known as one", w.Limits[0])
 }
 
 func TestRemoteMAC(t *testing.T) {
@@ -707,9 +705,8 @@ func TestNetworkOnAnotherAdapter(t *testing.T) {
 }
 
 func TestHostMAC(t *testing.T) {
-	if _, err := hostMAC(addr("203.0.113.77")); err == nil || !strings.Contains(err.Error(), "--bind-address") {
-		t.Errorf("hostMAC of an address that no interface has = %v", err)
-	}
+	_, err := hostMAC(addr("203.0.113.77"))
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "--bind-address"), "hostMAC of an address that no interface has = %v", err)
 }
 
 // The network plugin makes the network again, under another ID. A Service that gets an

@@ -212,9 +212,8 @@ func TestOtherMACs(t *testing.T) {
 		for resync := 1; resync <= 5; resync++ {
 			b.now = b.now.Add(31 * time.Second)
 			_, err := b.round(want)
-			if n, repairs := b.hns.writes(), silent && resync <= maxRepairs; (n > 0) != repairs {
-				t.Errorf("silent %v, resync %d: %d writes, want some: %v", silent, resync, n, repairs)
-			}
+			n, repairs := b.hns.writes(), silent && resync <= maxRepairs
+			kit.Check(t, (n > 0) == repairs, "silent %v, resync %d: %d writes, want some: %v", silent, resync, n, repairs)
 			const report = "remote endpoint of 10.244.2.11 with MacAddress AA-BB-CC-00-00-01, not 02-11-0a-f4-02-0b, also after it was made again 2 times"
 			if left := silent && resync > maxRepairs; (err != nil) != left || left && !strings.Contains(err.Error(), report) {
 				t.Errorf("silent %v, resync %d: %v, want the report: %v", silent, resync, err, left)
@@ -403,9 +402,8 @@ func (s *simulatedNode) makeNetwork() {
 func (s *simulatedNode) pods(addrs ...string) {
 	s.t.Helper()
 	for _, a := range addrs {
-		if _, err := s.sim.AddPod("net0", "pod-"+a, addr(a)); err != nil {
-			s.t.Fatalf("the network plugin cannot make pod %s: %v", a, err)
-		}
+		_, err := s.sim.AddPod("net0", "pod-"+a, addr(a))
+		kit.Need(s.t, err == nil, "the network plugin cannot make pod %s: %v", a, err)
 	}
 }
 
@@ -443,13 +441,11 @@ func (s *simulatedNode) reach(when string, want *service.Snapshot) {
 		if writes > 0 || err != nil && !reconcile.Unsupported(err) {
 			continue
 		}
-		if diff := cmp.Diff(s.wanted(want), s.served()); diff != "" {
-			s.t.Errorf("%s (-want +got):\n%s", when, diff)
-		}
+		diff := cmp.Diff(s.wanted(want), s.served())
+		kit.Check(s.t, diff == "", "%s (-want +got):\n%s", when, diff)
 		for resync := 1; resync <= 3; resync++ {
-			if writes, err := s.round(want); writes > 0 {
-				s.t.Errorf("%s: resync %d after the goal writes %d times, %v", when, resync, writes, err)
-			}
+			writes, err := s.round(want)
+			kit.Check(s.t, writes <= 0, "%s: resync %d after the goal writes %d times, %v", when, resync, writes, err)
 		}
 		return
 	}
@@ -521,9 +517,8 @@ func (s *simulatedNode) live() {
 	second := snapshot(2, allKinds("10.244.1.12:80", "10.244.1.13:80", "10.244.2.12:80@b"), sticky("10.244.1.12:80", "10.244.2.13:80@b"))
 	s.reach("other endpoints", second)
 	s.restartOn(simulated{s.sim})
-	if writes, err := s.round(second); writes > 0 {
-		s.t.Errorf("a new process writes %d times, %v", writes, err)
-	}
+	writes, err := s.round(second)
+	kit.Check(s.t, writes <= 0, "a new process writes %d times, %v", writes, err)
 	s.reach("a new process", second)
 	s.deletePod("10.244.1.12")
 	s.pods("10.244.1.12")
@@ -554,7 +549,6 @@ func (s *simulatedNode) live() {
 			s.t.Errorf("endpoint %s is left", e.Name())
 		}
 	}
-	if w := s.sim.Warnings(); len(w) > 0 {
-		s.t.Errorf("HNS warns: %q", w)
-	}
+	w := s.sim.Warnings()
+	kit.Check(s.t, len(w) <= 0, "HNS warns: %q", w)
 }

@@ -205,9 +205,8 @@ func TestNetworkOrSourceVIPChanges(t *testing.T) {
 	b.options.SourceVIP = addr("10.244.1.77")
 	b.restart()
 	b.converge(want)
-	if got := strings.Join(b.ownEndpoints(), "\n"); strings.Count(got, sourceVIPName) != 1 || !strings.Contains(got, "10.244.1.77") {
-		t.Errorf("after another source VIP was chosen:\n%s", got)
-	}
+	got := strings.Join(b.ownEndpoints(), "\n")
+	kit.Check(t, strings.Count(got, sourceVIPName) == 1 && strings.Contains(got, "10.244.1.77"), "after another source VIP was chosen:\n%s", got)
 
 	b.hns.networks = append(b.hns.networks, bridgeN)
 	b.hns.endpoints["pod"] = Endpoint{ID: "pod", Name: "pod", Network: bridgeN.ID, Addrs: []netip.Addr{addr("10.244.1.11")}}

@@ -69,9 +69,7 @@ func (b *listBench) apply(want *service.Snapshot) string {
 	b.t.Helper()
 	b.passed.Add(int64(time.Second))
 	p, err := b.rounds.Plan(b.t.Context(), want)
-	if err != nil {
-		b.t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(b.t, err == nil, "Plan: %v", err)
 	text := p.Changes().String()
 	if p.Empty() {
 		return text
@@ -79,9 +77,8 @@ func (b *listBench) apply(want *service.Snapshot) string {
 	if err := p.Apply(b.t.Context()).Err; err != nil {
 		b.t.Fatalf("Apply: %v\n%s", err, text)
 	}
-	if n := b.hns.warnings; len(n) > 0 {
-		b.t.Fatalf("HNS warns: %v", n)
-	}
+	n := b.hns.warnings
+	kit.Need(b.t, len(n) <= 0, "HNS warns: %v", n)
 	return text
 }
 
@@ -254,13 +251,10 @@ func TestChangesSpoilListings(t *testing.T) {
 		}
 	}
 	b.resync(spoil)
-	if b.backend.listingAge() > 2*time.Second {
-		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", maxSpoiled, b.backend.listingAge())
-	}
+	kit.Check(t, b.backend.listingAge() <= 2*time.Second,
+		"after %d spoilt listings the last one used is %s old, want one that changes wait for", maxSpoiled, b.backend.listingAge())
 	b.resync(func(int) *service.Snapshot { return nil })
-	if b.backend.listingAge() > 2*time.Second {
-		t.Errorf("the last listing used is %s old, want that of now", b.backend.listingAge())
-	}
+	kit.Check(t, b.backend.listingAge() <= 2*time.Second, "the last listing used is %s old, want that of now", b.backend.listingAge())
 }
 
 // What is written while a listing begins comes from the model.
@@ -281,9 +275,8 @@ func TestListingBeginsDuringAWrite(t *testing.T) {
 	} {
 		h.pending = nil
 		err := write()
-		if noted := h.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Address.String()]) {
-			t.Errorf("%s: noted %v, %v", name, noted, err)
-		}
+		noted := h.pending.wrote
+		kit.Check(t, err == nil && (noted["2"] || noted["1"] && noted[lb.Address.String()]), "%s: noted %v, %v", name, noted, err)
 	}
 }
 
@@ -649,14 +642,12 @@ func TestHangingHNS(t *testing.T) {
 		err := p.Apply(ctx).Err
 		close(hang)
 		synctest.Wait() // HNS continues although the caller returned
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "create load balancer tcp 10.96.0.11:80: HNS has not answered") {
-			t.Errorf("Apply = %v", err)
-		}
+		kit.Check(t, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "create load balancer tcp 10.96.0.11:80: HNS has not answered"),
+			"Apply = %v", err)
 		n := b.hns.calls["create load balancer"]
 		kit.Check(t, n == 1, "%d load balancers asked for, want none after the one that hangs", n)
-		if len(reported) != 2 || !strings.Contains(reported[0], "HNS has not answered for 10s (create load balancer tcp 10.96.0.11:80)") || reported[1] != "" {
-			t.Errorf("said %q, want that HNS hangs and that it is over", reported)
-		}
+		kit.Check(t, len(reported) == 2 && strings.Contains(reported[0], "HNS has not answered for 10s (create load balancer tcp 10.96.0.11:80)") && reported[1] == "",
+			"said %q, want that HNS hangs and that it is over", reported)
 		b.restart()
 		b.converge(snapshot(2)) // it is no longer desired, and known as ours
 		if len(b.hns.balancers) != 0 {
@@ -730,9 +721,8 @@ func TestSlowListingSaysWhatWaits(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		const first, later = "(list all objects), and nothing can be programmed meanwhile; if", "(list all objects), and what others change in HNS is not seen meanwhile; changes of Services are programmed; if"
-		if len(reported) != 4 || !strings.Contains(reported[0], first) || !strings.Contains(reported[2], later) || reported[1]+reported[3] != "" {
-			t.Errorf("said %q, want a remark on each listing, and its end", reported)
-		}
+		kit.Check(t, len(reported) == 4 && strings.Contains(reported[0], first) && strings.Contains(reported[2], later) && reported[1]+reported[3] == "",
+			"said %q, want a remark on each listing, and its end", reported)
 	})
 }
 

@@ -92,9 +92,7 @@ func (tn *testNode) pods(addrs ...string) {
 func (tn *testNode) plan(want *service.Snapshot) reconcile.Plan {
 	tn.t.Helper()
 	p, err := tn.backend.Plan(context.Background(), want)
-	if err != nil {
-		tn.t.Fatalf("Plan: %v", err)
-	}
+	kit.Need(tn.t, err == nil, "Plan: %v", err)
 	return p
 }
 
@@ -115,15 +113,12 @@ func (tn *testNode) round(want *service.Snapshot) (string, error) {
 func (tn *testNode) converge(want *service.Snapshot) string {
 	tn.t.Helper()
 	text, err := tn.round(want)
-	if err != nil {
-		tn.t.Fatalf("Apply: %v\n%s", err, text)
-	}
+	kit.Need(tn.t, err == nil, "Apply: %v\n%s", err, text)
 	if p := tn.plan(want); !p.Empty() {
 		tn.t.Fatalf("still to do:\n%s", p.Changes())
 	}
-	if n := tn.hns.warnings; len(n) > 0 {
-		tn.t.Fatalf("HNS warns: %v", n)
-	}
+	n := tn.hns.warnings
+	kit.Need(tn.t, len(n) <= 0, "HNS warns: %v", n)
 	return text
 }
 
@@ -222,9 +217,8 @@ func TestChangesAreReadBack(t *testing.T) {
 	for _, lb := range b.hns.balancers {
 		kit.Check(t, len(lb.Endpoints) == 1, "load balancer has endpoints %v, want one", lb.Endpoints)
 	}
-	if !slices.ContainsFunc(b.notes, func(s string) bool { return strings.Contains(s, "does not change load balancers in place") }) {
-		t.Errorf("notes = %q, want one about changes in place", b.notes)
-	}
+	kit.Check(t, slices.ContainsFunc(b.notes, func(s string) bool { return strings.Contains(s, "does not change load balancers in place") }),
+		"notes = %q, want one about changes in place", b.notes)
 }
 
 // A change costs a few writing calls, and a sync without changes none.
@@ -238,9 +232,8 @@ func TestCostOfAChange(t *testing.T) {
 	next := snapshot(2, clusterIP("web", "10.96.0.10", many[1:]...))
 	_, err := b.round(next)
 	kit.Must(t, err)
-	if n := b.hns.writes(); n > 4 {
-		t.Errorf("one endpoint leaving costs %d writing calls, want 4 at most: %v", n, b.hns.calls)
-	}
+	n := b.hns.writes()
+	kit.Check(t, n <= 4, "one endpoint leaving costs %d writing calls, want 4 at most: %v", n, b.hns.calls)
 	kit.Check(t, len(b.hns.calls) == 2, "calls = %v, want no listing", b.hns.calls)
 	_, err = b.round(next)
 	kit.Check(t, err == nil && b.hns.writes() <= 0, "a quiet round: %v, calls %v", err, b.hns.calls)

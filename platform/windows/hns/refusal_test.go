@@ -98,9 +98,8 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 			"what is not tried needs no second listing: %v", b.hns.calls)
 		b.now = b.now.Add(4 * time.Second)
 	}
-	if n := refused / 2; n < 4*12 || n > 4*25 {
-		t.Errorf("%d attempts at four load balancers in an hour, want one every 5 minutes each and some before", n)
-	}
+	n := refused / 2
+	kit.Check(t, n >= 4*12 && n <= 4*25, "%d attempts at four load balancers in an hour, want one every 5 minutes each and some before", n)
 	b.hns.refuse = nil
 	b.now = b.now.Add(maxBackoff)
 	b.converge(want)
@@ -166,9 +165,7 @@ func TestPortThatAProgramHolds(t *testing.T) {
 				lists += b.hns.calls["list load balancers"]
 			}
 			// Two that work, and one of the others after 2, 4, 8 and 16 s each.
-			if creates > 2+6 || lists > 4 {
-				t.Errorf("in 33 s %d creating calls, want 8 at most; %d listings, want one a resync and one more", creates, lists)
-			}
+			kit.Check(t, creates <= 2+6 && lists <= 4, "in 33 s %d creating calls, want 8 at most; %d listings, want one a resync and one more", creates, lists)
 			delete(b.hns.heldPorts, k)
 			b.now = b.now.Add(maxBackoff)
 			b.converge(want)
@@ -204,9 +201,8 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			})
 			kit.Must(t, err)
 			kit.Must(t, p.Apply(t.Context()).Err)
-			if _, kept := b.hns.balancers[made.ID]; !kept || len(b.hns.balancers) != 1 {
-				t.Errorf("load balancers = %v, want the one that was there", b.hns.balancers)
-			}
+			_, kept := b.hns.balancers[made.ID]
+			kit.Check(t, kept && len(b.hns.balancers) == 1, "load balancers = %v, want the one that was there", b.hns.balancers)
 		})
 	}
 }
@@ -281,9 +277,8 @@ func TestInForceButFor(t *testing.T) {
 			node.Pods = service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}
 			_, err := b.round(service.New(1, &node, []*service.Port{tt.port}))
 			wantFailed(t, err, "web", "web")
-			if got := reconcile.InForce(err); got != tt.want || reconcile.Unsupported(err) {
-				t.Errorf("in force %t, want %t, and to be tried again: %v", got, tt.want, err)
-			}
+			got := reconcile.InForce(err)
+			kit.Check(t, got == tt.want && !reconcile.Unsupported(err), "in force %t, want %t, and to be tried again: %v", got, tt.want, err)
 		})
 	}
 }
@@ -311,9 +306,7 @@ func TestPodNotOnTheSwitch(t *testing.T) {
 				_, err := b.round(want)
 				wantFailed(t, err, "switch port", "alone", "cart", "web")
 				all := reconcile.PortErrors(err)
-				if reconcile.InForce(all[0].Err) || !reconcile.InForce(all[1].Err) || !reconcile.InForce(all[2].Err) {
-					t.Errorf("in force all but alone: %v", err)
-				}
+				kit.Check(t, !reconcile.InForce(all[0].Err) && reconcile.InForce(all[1].Err) && reconcile.InForce(all[2].Err), "in force all but alone: %v", err)
 				kit.Same(t, "meanwhile (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11]", "tcp 10.96.0.11:80 [10.244.2.11]"}, b.balancerTexts())
 			}
 			b.hns.unattached = nil
@@ -391,9 +384,8 @@ func TestDynamicPortsRunOut(t *testing.T) {
 			}
 			kit.Check(t, len(b.hns.balancers) == tt.blocks && creates <= tt.blocks+6 && lists <= 3,
 				"%d load balancers by %d creating calls and %d listings", len(b.hns.balancers), creates, lists)
-			if !strings.HasPrefix(condition, "4 load balancers over IPv4 and TCP are missing") || strings.Contains(condition, "web") {
-				t.Errorf("the condition is %q", condition)
-			}
+			kit.Check(t, strings.HasPrefix(condition, "4 load balancers over IPv4 and TCP are missing") && !strings.Contains(condition, "web"),
+				"the condition is %q", condition)
 			b.hns.portBlocks += 10
 			b.now = b.now.Add(maxBackoff)
 			b.converge(want)

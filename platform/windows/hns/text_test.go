@@ -114,9 +114,7 @@ func TestErrorClasses(t *testing.T) {
 	} {
 		err := &Error{Op: "create x", Code: code}
 		for _, c := range classes {
-			if errors.Is(err, c) != (c == want) {
-				t.Errorf("0x%x is %v: %v, want %v only", code, c, errors.Is(err, c), want)
-			}
+			kit.Check(t, errors.Is(err, c) == (c == want), "0x%x is %v: %v, want %v only", code, c, errors.Is(err, c), want)
 		}
 		s := err.Error()
 		kit.Check(t, strings.HasPrefix(s, "create x: "), "0x%x says %q", code, s)
@@ -272,13 +270,11 @@ func TestReadBackTampered(t *testing.T) {
 	observed, wanted, err := b.backend.ReadBack(t.Context(), want)
 	now := observed.String()
 	kit.Check(t, err == nil && wanted.String() == held, "%v; wanted:\n%s\nheld before:\n%s", err, wanted, held)
-	if !strings.Contains(held, "tcp 10.96.0.10:80 ") || strings.Contains(now, "tcp 10.96.0.10:80 ") || !strings.Contains(now, "30080 -> :9090") {
-		t.Errorf("held:\n%s\nafter others changed it:\n%s", held, now)
-	}
+	kit.Check(t, strings.Contains(held, "tcp 10.96.0.10:80 ") && !strings.Contains(now, "tcp 10.96.0.10:80 ") && strings.Contains(now, "30080 -> :9090"),
+		"held:\n%s\nafter others changed it:\n%s", held, now)
 	observed, gone, err := b.backend.ReadBack(t.Context(), snapshot(2))
-	if err != nil || !strings.Contains(observed.String(), "# of no Service") || strings.Contains(gone.String(), "loadbalancer") {
-		t.Errorf("%v; without Services held:\n%s\nwanted:\n%s", err, observed, gone)
-	}
+	kit.Check(t, err == nil && strings.Contains(observed.String(), "# of no Service") && !strings.Contains(gone.String(), "loadbalancer"),
+		"%v; without Services held:\n%s\nwanted:\n%s", err, observed, gone)
 }
 
 // look follows c and compares it with route.Decide.
@@ -289,9 +285,8 @@ func (tn *testNode) look(want *service.Snapshot, c route.Conn) (*explain.Explana
 	if err != nil {
 		tn.t.Fatal(err)
 	}
-	if n := tn.hns.writes(); n > writes {
-		tn.t.Fatalf("to look made %d calls that change HNS", n-writes)
-	}
+	n := tn.hns.writes()
+	kit.Need(tn.t, n <= writes, "to look made %d calls that change HNS", n-writes)
 	v := route.Decide(want, c)
 	x := &explain.Explanation{Action: v.Action.String()}
 	for _, e := range v.Endpoints {
@@ -474,9 +469,8 @@ func TestTracePath(t *testing.T) {
 		"192.0.2.10:22": {network},
 	} {
 		x, w := b.look(want, to(destination))
-		if diff := cmp.Diff(hops, w.Hops); diff != "" || x.Verdict != explain.Agree {
-			t.Errorf("%s: %s, %q (-want +got):\n%s", destination, x.Verdict, x.Differences, diff)
-		}
+		diff := cmp.Diff(hops, w.Hops)
+		kit.Check(t, diff == "" && x.Verdict == explain.Agree, "%s: %s, %q (-want +got):\n%s", destination, x.Verdict, x.Differences, diff)
 	}
 }
 
@@ -530,9 +524,8 @@ func TestTraceOddities(t *testing.T) {
 		t.Errorf("a load balancer that no Service wants: %q", x.Differences)
 	}
 	b.hns.networks = nil
-	if x, _ := b.look(want, to("10.96.0.10:80")); len(x.Differences) == 0 || !strings.Contains(x.Differences[0], "waiting for a network") {
-		t.Errorf("without a network: %q", x.Differences)
-	}
+	x, _ := b.look(want, to("10.96.0.10:80"))
+	kit.Check(t, len(x.Differences) != 0 && strings.Contains(x.Differences[0], "waiting for a network"), "without a network: %q", x.Differences)
 	b.hns.down = true
 	_, err = b.backend.Trace(t.Context(), want, to("10.96.0.10:80"), generate.IsNodeLocal)
 	kit.Check(t, err != nil, "no error while HNS is down")

@@ -108,9 +108,8 @@ func TestManager(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				err := tt.do(&Manager{Driver: &tt.fake, Timeout: time.Minute, Log: func(string) {}})
-				if (tt.kind == nil) != (err == nil) || tt.kind != nil && (!errors.Is(err, tt.kind) || !strings.Contains(err.Error(), tt.text)) {
-					t.Errorf("error %v, want %v with %q", err, tt.kind, tt.text)
-				}
+				kit.Check(t, (tt.kind == nil) == (err == nil) && (tt.kind == nil || errors.Is(err, tt.kind) && strings.Contains(err.Error(), tt.text)),
+					"error %v, want %v with %q", err, tt.kind, tt.text)
 				got := strings.Join(tt.fake.calls, " ")
 				kit.Check(t, got == tt.want, "calls %q, want %q", got, tt.want)
 			})

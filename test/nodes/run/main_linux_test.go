@@ -25,9 +25,8 @@ func TestArchive(t *testing.T) {
 		{file + ".none", "v1", "no such file"},
 	} {
 		p := proxyFlags{image: c.image, chart: nodes.Chart{Tag: c.tag}}
-		if _, err := p.build(t.Context(), usual); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("image %q and tag %q: %v, want %q", c.image, c.tag, err, c.want)
-		}
+		_, err := p.build(t.Context(), usual)
+		kit.Check(t, err != nil && strings.Contains(err.Error(), c.want), "image %q and tag %q: %v, want %q", c.image, c.tag, err, c.want)
 	}
 	p := proxyFlags{image: file, chart: nodes.Chart{Tag: "v1"}}
 	got, err := p.archive()
@@ -39,8 +38,7 @@ func TestAPIPort(t *testing.T) {
 	for text, want := range map[string]string{"": "", "7445": "https://127.0.0.1:7445", "0": "error", "70000": "error", "a": "error"} {
 		var p proxyFlags
 		err := p.setPort(text)
-		if failed := err != nil; failed != (want == "error") || !failed && p.chart.Server != want {
-			t.Errorf("port %q: %v, server %q, want %s", text, err, p.chart.Server, want)
-		}
+		failed := err != nil
+		kit.Check(t, failed == (want == "error") && (failed || p.chart.Server == want), "port %q: %v, server %q, want %s", text, err, p.chart.Server, want)
 	}
 }

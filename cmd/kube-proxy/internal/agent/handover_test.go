@@ -228,7 +228,5 @@ func TestHandover(t *testing.T) {
 	end()
 	<-ended
 	kit.Until(t, "the rules of the later proxy go", func() bool { return !left.filled.Load() })
-	if !p.log.Has("Found what another service proxy left meanwhile") {
-		t.Errorf("the rules of the later proxy are somebody's:\n%s", &p.log)
-	}
+	kit.Check(t, p.log.Has("Found what another service proxy left meanwhile"), "the rules of the later proxy are somebody's:\n%s", &p.log)
 }

@@ -55,9 +55,8 @@ func TestLastRun(t *testing.T) {
 		if o.Manifests = nil; len(args) == 0 {
 			o.Manifests = []string{"other"}
 		}
-		if with, _, err := o.resumeFrom(text, c); err != nil || slices.Contains(with.Manifests, whole) {
-			t.Errorf("with a source of its own: %q, %v", with.Manifests, err)
-		}
+		with, _, err := o.resumeFrom(text, c)
+		kit.Check(t, err == nil && !slices.Contains(with.Manifests, whole), "with a source of its own: %q, %v", with.Manifests, err)
 	}
 	forged := bytes.ReplaceAll(text, []byte(`kubeconfig: \"\"`), []byte(`kubeconfig: /tmp/mine`))
 	if _, now, err := o.resumeFrom(forged, c); err != nil || bytes.Equal(forged, text) || now.ClientConnection.Kubeconfig != "" {

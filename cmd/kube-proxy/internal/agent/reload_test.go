@@ -158,9 +158,8 @@ func TestServersOnOneAddress(t *testing.T) {
 		c := &config.Config{}
 		c.HealthzBindAddress, c.MetricsBindAddress = addr, addr
 		s.moveBoth(ctx, c, c.BindAddressHardFail)
-		if first, second := <-results, <-results; first != "health true" || second != "metrics false" {
-			t.Errorf("%s, %s, want that the health server serves", first, second)
-		}
+		first, second := <-results, <-results
+		kit.Check(t, first == "health true" && second == "metrics false", "%s, %s, want that the health server serves", first, second)
 		kit.Check(t, answers(addr), "no answer of the health server")
 	}
 }
@@ -336,9 +335,8 @@ func TestSyncPeriods(t *testing.T) {
 		if c.Mode, c.OS = name, config.Linux; name == config.Kernelspace {
 			c.OS = config.Windows
 		}
-		if s := modes.All().Of(c).Section(c); s.MinSyncPeriod != want[0] || s.SyncPeriod != want[1] {
-			t.Errorf("mode %q: %v, %v, want %v", name, s.MinSyncPeriod, s.SyncPeriod, want)
-		}
+		s := modes.All().Of(c).Section(c)
+		kit.Check(t, s.MinSyncPeriod == want[0] && s.SyncPeriod == want[1], "mode %q: %v, %v, want %v", name, s.MinSyncPeriod, s.SyncPeriod, want)
 	}
 }
 
@@ -469,7 +467,6 @@ func TestKubeconfigFollowed(t *testing.T) {
 	put(second.kubeconfig("two"))
 	awaitPorts(2)
 	kit.Until(t, "watches of the other API server alone", func() bool { return first.watches.Load() == 0 && second.watches.Load() == 3 })
-	if text := condition(); text != "" || !strings.Contains(p.log.String(), "The kubeconfig changed and is in force") {
-		t.Errorf("condition %q, log:\n%s", text, p.log.String())
-	}
+	text := condition()
+	kit.Check(t, text == "" && strings.Contains(p.log.String(), "The kubeconfig changed and is in force"), "condition %q, log:\n%s", text, p.log.String())
 }

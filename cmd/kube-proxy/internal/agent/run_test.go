@@ -147,9 +147,8 @@ func TestRun(t *testing.T) {
 	kit.WriteFile(t, p.file, p.config+"mode: other\n")
 	select {
 	case err := <-p.ended:
-		if !errors.Is(err, ErrRestart) || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {
-			t.Errorf("ended with %v, want %v:\n%s", err, ErrRestart, p.log.String())
-		}
+		kit.Check(t, errors.Is(err, ErrRestart) && strings.Contains(p.log.String(), "Stopped; the rules stay in force"),
+			"ended with %v, want %v:\n%s", err, ErrRestart, p.log.String())
 	case <-time.After(time.Minute):
 		t.Fatalf("goes on with a configuration that needs a new process:\n%s", p.log.String())
 	}
@@ -197,9 +196,8 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 		o.Flags.Register(o.FlagSet)
 		kit.Must(t, o.FlagSet.Parse(tt.args))
 		o.Flags.Config = tt.file
-		if name, pods := o.nameOrigin(c), o.podsOrigin(c); name != tt.name || pods != tt.pods {
-			t.Errorf("%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
-		}
+		name, pods := o.nameOrigin(c), o.podsOrigin(c)
+		kit.Check(t, name == tt.name && pods == tt.pods, "%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
 	}
 }
 

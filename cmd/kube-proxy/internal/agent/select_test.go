@@ -172,9 +172,8 @@ func TestWatchEnds(t *testing.T) {
 		go func() { _ = m.loop.Run(ctx) }()
 		go func() { _ = m.watch(ctx) }()
 		time.Sleep(time.Minute)
-		if watches, rounds := d.watches.Load(), d.asked.Load(); watches != 2 || rounds != 2 {
-			t.Errorf("%d watches and %d rounds in a minute, want two of each", watches, rounds)
-		}
+		watches, rounds := d.watches.Load(), d.asked.Load()
+		kit.Check(t, watches == 2 && rounds == 2, "%d watches and %d rounds in a minute, want two of each", watches, rounds)
 		end()
 		synctest.Wait()
 	})
@@ -226,9 +225,8 @@ func TestModeRequest(t *testing.T) {
 		})
 	}
 	c := &config.Config{OS: config.Linux}
-	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), &source.Manifests{}); got != (modeRequest{}) {
-		t.Errorf("with manifests, request %v", got)
-	}
+	got := newModeRequest(t.Context(), c, NewOptions(modes.All()), &source.Manifests{})
+	kit.Check(t, got == (modeRequest{}), "with manifests, request %v", got)
 }
 
 // TestModeRequestOfManifests finds the Node among other files, some of them unreadable.

@@ -95,9 +95,8 @@ func TestSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := unpack(t, out.Bytes())
-	if out.Len() > limit || !strings.HasSuffix(files["d/log"], "the end") || !strings.Contains(files["d/"+Contents], "shortened") {
-		t.Errorf("%d bytes; contents:\n%s", out.Len(), files["d/"+Contents])
-	}
+	kit.Check(t, out.Len() <= limit && strings.HasSuffix(files["d/log"], "the end") && strings.Contains(files["d/"+Contents], "shortened"),
+		"%d bytes; contents:\n%s", out.Len(), files["d/"+Contents])
 }
 
 func TestSecrets(t *testing.T) {
@@ -133,8 +132,7 @@ func TestBounded(t *testing.T) {
 			}
 		}
 		text := string(b.bytes())
-		if !b.lost || len(text) > maxPart || strings.HasPrefix(text, "first") == tail || strings.HasSuffix(text, "last") != tail {
-			t.Errorf("tail %t: no %q, %d bytes, lost %t", tail, want, len(text), b.lost)
-		}
+		kit.Check(t, b.lost && len(text) <= maxPart && strings.HasPrefix(text, "first") != tail && strings.HasSuffix(text, "last") == tail,
+			"tail %t: no %q, %d bytes, lost %t", tail, want, len(text), b.lost)
 	}
 }

@@ -74,9 +74,8 @@ func TestLogsShare(t *testing.T) {
 		strings.Index(log, "long.log") > strings.Index(log, "short.log") {
 		t.Errorf("%d bytes: %q ... %q", len(log), log[:min(len(log), 100)], log[max(0, len(log)-200):])
 	}
-	if want := ": " + long + ", " + short; !strings.Contains(files["x/CONTENTS.txt"], want) {
-		t.Errorf("want %q in %s", want, files["x/CONTENTS.txt"])
-	}
+	want := ": " + long + ", " + short
+	kit.Check(t, strings.Contains(files["x/CONTENTS.txt"], want), "want %q in %s", want, files["x/CONTENTS.txt"])
 	kit.Must(t, unix.Mkfifo(pipe, 0o600))
 	x = &collector{Options: Options{LogFiles: []string{pipe}}}
 	err = x.log(t.Context(), io.Discard)
