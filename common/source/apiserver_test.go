@@ -103,8 +103,9 @@ func TestForbiddenIsRetried(t *testing.T) {
 		later := g.requests.Load() - first
 		stop()
 		<-ended
-		kit.Check(t, first >= 3 && first <= 8 && later <= 160,
-			"asked %d times in the first minute and %d times in the rest of a day, want 3 to 8, and one in ten minutes", first, later)
+		if first < 3 || first > 8 || later > 160 {
+			t.Errorf("asked %d times in the first minute and %d times in the rest of a day, want 3 to 8, and one in ten minutes", first, later)
+		}
 	})
 }
 
@@ -317,8 +318,9 @@ func testReturn(t *testing.T, outage time.Duration) {
 	}
 	kit.Check(t, outage <= time.Minute || spread >= 100*time.Millisecond,
 		"all kinds were read within %s, want them spread", spread)
-	perMinute := float64(asked) / outage.Minutes()
-	kit.Check(t, outage <= time.Minute || perMinute <= 10, "%.1f requests a minute during the outage, want some 6", perMinute)
+	if perMinute := float64(asked) / outage.Minutes(); outage > time.Minute && perMinute > 10 {
+		t.Errorf("%.1f requests a minute during the outage, want some 6", perMinute)
+	}
 }
 
 // A kind that can be read again shortens the waits of others, but not below what the API

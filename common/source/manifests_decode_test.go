@@ -30,8 +30,9 @@ func TestDump(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &decoder{noted: map[string]bool{}, note: func(s string) { t.Error(s) }}
 			got := d.decode(text)
-			want := 2*services + 50 + 1
-			kit.Need(t, len(got.objects) == want && got.rejectedCount <= 0, "%d objects of %d, problems %v", len(got.objects), want, got.rejected)
+			if want := 2*services + 50 + 1; len(got.objects) != want || got.rejectedCount > 0 {
+				t.Fatalf("%d objects of %d, problems %v", len(got.objects), want, got.rejected)
+			}
 			s := got.objects[7].value.(*corev1.Service)
 			if a := s.Annotations; s.Spec.ClusterIP != dump.ClusterIP(7) || a["contact"] != `team: "team-7" & friends # always` ||
 				!strings.HasSuffix(a["description"], "without telling the team that owns it, see https://wiki.example.com/a?b=1&c=2.") {
@@ -82,8 +83,9 @@ func TestOneBadItem(t *testing.T) {
 			err := (&Manifests{Paths: []string{path}}).Load(context.Background(), &r)
 			want := []string{"set service shop/a 10.96.0.1", "set service shop/c 10.96.0.3", "unread 1", "synced"}
 			kit.Same(t, "calls (-want +got)", want, r.calls)
-			kit.Check(t, err != nil && strings.Contains(err.Error(), name+": items[1] at line ") && strings.Contains(err.Error(), ": Service shop/b: "),
-				"Load = %v, want an error that names the item", err)
+			if err == nil || !strings.Contains(err.Error(), name+": items[1] at line ") || !strings.Contains(err.Error(), ": Service shop/b: ") {
+				t.Errorf("Load = %v, want an error that names the item", err)
+			}
 
 			l := newManifestStore(&Manifests{Paths: []string{path}})
 			good := strings.NewReplacer(`: "10.96.0.2`, ": 10.96.0.2", `"10.96.0.2"x`, `"10.96.0.2"`).Replace(text)
@@ -92,8 +94,9 @@ func TestOneBadItem(t *testing.T) {
 			write(t, path, text)
 			r = recorder{}
 			l.refresh(&r, nil)
-			kit.Check(t, len(r.calls) <= 0 && len(l.problems) == 1 && strings.Contains(l.problems[0].err.Error(), "its last good version stays in force"),
-				"calls = %q, problems = %v; want nothing to change", r.calls, l.problems)
+			if len(r.calls) > 0 || len(l.problems) != 1 || !strings.Contains(l.problems[0].err.Error(), "its last good version stays in force") {
+				t.Errorf("calls = %q, problems = %v; want nothing to change", r.calls, l.problems)
+			}
 		})
 	}
 }
@@ -126,8 +129,9 @@ func TestAliasesInItems(t *testing.T) {
 	text := "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: &s\n    clusterIP: None\n" +
 		"- apiVersion: v1\n  kind: Service\n  metadata: {name: b}\n  spec: *s\n"
 	got := (&decoder{noted: map[string]bool{}}).decode([]byte(text))
-	kit.Check(t, len(got.objects) == 2 && got.objects[1].value.(*corev1.Service).Spec.ClusterIP == corev1.ClusterIPNone,
-		"objects = %v, problems %v; want both", got.objects, got.rejected)
+	if len(got.objects) != 2 || got.objects[1].value.(*corev1.Service).Spec.ClusterIP != corev1.ClusterIPNone {
+		t.Errorf("objects = %v, problems %v; want both", got.objects, got.rejected)
+	}
 }
 
 // TestVersions has objects as other versions of Kubernetes write them.
@@ -177,8 +181,9 @@ func TestVersions(t *testing.T) {
 					"endpoint = %v, want node n1 and zone z1", e)
 			}
 			if name == "v1alpha1 slice" {
-				s := got.objects[0].value.(*discoveryv1.EndpointSlice)
-				kit.Check(t, s.AddressType == discoveryv1.AddressTypeIPv6 && s.Endpoints[1].NodeName != nil, "slice = %v, want IPv6 and a node", s)
+				if s := got.objects[0].value.(*discoveryv1.EndpointSlice); s.AddressType != discoveryv1.AddressTypeIPv6 || s.Endpoints[1].NodeName == nil {
+					t.Errorf("slice = %v, want IPv6 and a node", s)
+				}
 			}
 		})
 	}
@@ -327,8 +332,9 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 	kit.Need(t, len(got.objects) == n && got.rejectedCount <= 0,
 		"%d objects of %d, problems %v", len(got.objects), n, got.rejected)
 	s := got.objects[n-1].value.(*corev1.Service)
-	want := "😀 é"
-	kit.Check(t, s.Annotations["emoji"] == want && s.Annotations["text"] == "Zwölf\n\"日\"\n", "annotations = %q", s.Annotations)
+	if want := "😀 é"; s.Annotations["emoji"] != want || s.Annotations["text"] != "Zwölf\n\"日\"\n" {
+		t.Errorf("annotations = %q", s.Annotations)
+	}
 }
 
 // TestLargeObjects reads a slice as large as an API server takes, as kubectl writes it, and
@@ -342,8 +348,9 @@ func TestLargeObjects(t *testing.T) {
 		"%d bytes: %d objects, problems %v; want it to be read", len(large), len(got.objects), got.rejected)
 	dense := "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n" + unknownFields(maxObject/10)
 	got = (&decoder{noted: map[string]bool{}}).decode([]byte(dense))
-	kit.Check(t, len(got.rejected) == 1 && strings.Contains(got.rejected[0].err.Error(), "MB to read; want at most 36 MB, or JSON"),
-		"%d bytes of values: problems %v, want one about their number", len(dense), got.rejected)
+	if len(got.rejected) != 1 || !strings.Contains(got.rejected[0].err.Error(), "MB to read; want at most 36 MB, or JSON") {
+		t.Errorf("%d bytes of values: problems %v, want one about their number", len(dense), got.rejected)
+	}
 }
 
 // TestProblemLimit has a file with 50 invalid objects: 20 are described, and 30 more are
@@ -368,8 +375,9 @@ func TestProblemLimit(t *testing.T) {
 	}
 	state("clusterIp")
 	p := refresh()
-	kit.Check(t, len(p) == maxProblems+1 && strings.Contains(p[maxProblems].err.Error(), "30 more objects cannot be used"),
-		"problems = %v, want %d and a count of 30", p, maxProblems)
+	if len(p) != maxProblems+1 || !strings.Contains(p[maxProblems].err.Error(), "30 more objects cannot be used") {
+		t.Errorf("problems = %v, want %d and a count of 30", p, maxProblems)
+	}
 	kit.Check(t, len(l.delivered) == 50, "%d objects are left, want the last good versions of 50", len(l.delivered))
 }
 

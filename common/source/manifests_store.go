@@ -107,7 +107,9 @@ func newManifestStore(m *Manifests) *manifestStore {
 	}
 }
 
-func normalizeNode(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
+func normalizeNode(name string) string {
+	return strings.ToLower(strings.TrimSpace(name))
+}
 
 // refresh reads changed files and delivers the difference. hindrance, if not nil, is why changes
 // cannot be watched, which is reported with the other problems.

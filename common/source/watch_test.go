@@ -76,8 +76,9 @@ func testEachChange(t *testing.T, streams bool) {
 				s.set(c.kind, c.name, c.set)
 			}
 			synctest.Wait()
-			calls, _ := r.take()
-			kit.Check(t, slices.Equal(calls, []string{c.want}), "%s %s: the Sink got %q, want %q", c.kind, c.name, calls, c.want)
+			if calls, _ := r.take(); !slices.Equal(calls, []string{c.want}) {
+				t.Errorf("%s %s: the Sink got %q, want %q", c.kind, c.name, calls, c.want)
+			}
 		}
 	})
 }
@@ -108,8 +109,9 @@ func testBookmarks(t *testing.T, streams bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		for kind := range apiKinds {
-			kit.Check(t, longest[kind] != 0 && longest[kind] <= 65*time.Second && time.Since(last[kind]) <= 65*time.Second,
-				"no sign of life of %s for %s, want one a minute", kind, longest[kind])
+			if longest[kind] == 0 || longest[kind] > 65*time.Second || time.Since(last[kind]) > 65*time.Second {
+				t.Errorf("no sign of life of %s for %s, want one a minute", kind, longest[kind])
+			}
 		}
 		later := func(r apiRequest) bool { return r.verb != "watch" && r.at.Sub(s.requests[0].at) > time.Second }
 		if i := slices.IndexFunc(s.requests, later); i >= 0 {
@@ -288,8 +290,9 @@ func TestRetryAfter(t *testing.T) {
 				s.follow(t, &APIServer{}, &recorder{open: true}, func() {
 					pass(3 * time.Minute)
 					for kind := range apiKinds {
-						n := len(s.asked(kind))
-						kit.Check(t, n >= 3 || !c.refuses(kind, true), "%s was asked for %d times in three minutes, want more", kind, n)
+						if n := len(s.asked(kind)); n < 3 && c.refuses(kind, true) {
+							t.Errorf("%s was asked for %d times in three minutes, want more", kind, n)
+						}
 					}
 				})
 			})
@@ -348,8 +351,9 @@ func TestOldAPIServer(t *testing.T) {
 		}}
 		s.follow(t, a, &recorder{open: true}, func() {
 			pass(time.Minute)
-			kit.Check(t, len(errs) == 4 && strings.Contains(errors.Join(errs...).Error(), "watch services at the API server"),
-				"reported: %v, want one fault for each kind", errs)
+			if len(errs) != 4 || !strings.Contains(errors.Join(errs...).Error(), "watch services at the API server") {
+				t.Errorf("reported: %v, want one fault for each kind", errs)
+			}
 		})
 	})
 }

@@ -61,8 +61,9 @@ func TestEvents(t *testing.T) {
 	p := w.start(t, deployed)
 	kit.Until(t, "the node starts", func() bool { return w.event(t, "Starting") != nil })
 	node := w.event(t, "Starting")
-	kit.Check(t, node.InvolvedObject.Kind == "Node" && node.InvolvedObject.UID == netlab.NodeName && node.Namespace == "default" && node.Source.Host == netlab.NodeName,
-		"Starting: %+v of %+v", node.InvolvedObject, node.Source)
+	if node.InvolvedObject.Kind != "Node" || node.InvolvedObject.UID != netlab.NodeName || node.Namespace != "default" || node.Source.Host != netlab.NodeName {
+		t.Errorf("Starting: %+v of %+v", node.InvolvedObject, node.Source)
+	}
 	t.Run("counted and shared", func(t *testing.T) { testEventsCounted(t, w) })
 	t.Run("health check", func(t *testing.T) { testEventOfCheck(t, w, taken) })
 	t.Run("many nodes", func(t *testing.T) { testEventOfMany(t, w, began) })
@@ -89,8 +90,9 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 		return n > 0
 	})
 	kit.Until(t, "the check fails", func() bool { return p.Log.Has("A health check of a Service is not served") })
-	n := p.Log.Count("An Event could not be written")
-	kit.Check(t, n == 1, "said %d times, want once", n)
+	if n := p.Log.Count("An Event could not be written"); n != 1 {
+		t.Errorf("said %d times, want once", n)
+	}
 	all := w.events(t)
 	kit.Check(t, len(all) == 0, "Events all the same: %v", all)
 	p.Stop(t)
@@ -102,8 +104,9 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
 	kit.Must(t, err)
 	want := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: "checked", UID: s.UID}
-	kit.Check(t, e.InvolvedObject == want && e.Type == "Warning" && e.ReportingInstance == netlab.NodeName && strings.Contains(e.Message, "Node node-a") && strings.Contains(e.Message, "address already in use"),
-		"%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
+	if e.InvolvedObject != want || e.Type != "Warning" || e.ReportingInstance != netlab.NodeName || !strings.Contains(e.Message, "Node node-a") || !strings.Contains(e.Message, "address already in use") {
+		t.Errorf("%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
+	}
 	taken()
 	kit.Until(t, "the free port is reported", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
 	again := takePort(t, w.lab.Node, otherCheckPort)

@@ -310,8 +310,9 @@ func TestContentTypes(t *testing.T) {
 			if got := q.Header.Get("User-Agent"); !strings.HasPrefix(got, "kube-proxy/") {
 				t.Errorf("User-Agent = %q", got)
 			}
-			kit.Check(t, q.URL.Query().Get("sendInitialEvents") == "true" && q.URL.Query().Get("allowWatchBookmarks") == "true",
-				"query %q, want a stream of what exists, with bookmarks", q.URL.RawQuery)
+			if q.URL.Query().Get("sendInitialEvents") != "true" || q.URL.Query().Get("allowWatchBookmarks") != "true" {
+				t.Errorf("query %q, want a stream of what exists, with bookmarks", q.URL.RawQuery)
+			}
 			p.AwaitLog(t, "The API server cannot be read")
 			p.Stop(t)
 			n := p.Log.Count("The API server cannot be read")

@@ -281,8 +281,9 @@ func testEdgeCases(t *testing.T, w *fixture) {
 // checkEdgeCase checks the fields of o, and compares connections with package route.
 func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge, o edgeCase) {
 	path := "/services/" + space + "/" + o.service.Name
-	page := p.Fetch(t, program.MetricsAddr, path)
-	kit.Check(t, (page.Status == http.StatusNotFound) == o.unknown, "%s: status %d, but unknown is %t", path, page.Status, o.unknown)
+	if page := p.Fetch(t, program.MetricsAddr, path); (page.Status == http.StatusNotFound) != o.unknown {
+		t.Errorf("%s: status %d, but unknown is %t", path, page.Status, o.unknown)
+	}
 	if o.field != "" {
 		kit.Until(t, path+" reports "+o.field, func() bool { return hasProblem(t, p, path, o.field) })
 	}
@@ -331,10 +332,12 @@ func testIPTables(t *testing.T, w *fixture) {
 	spec, file := w.pods(t, "kubeproxy", "localhost/kubeproxy-iptables:dev")
 	w.validate(t, file, "linux")
 	proxy := spec.Containers[0]
-	add := proxy.SecurityContext.Capabilities.Add
-	kit.Check(t, slices.Contains(add, "NET_RAW") && slices.Contains(add, "NET_ADMIN"), "rights %v, want those that iptables-legacy needs", add)
-	kit.Check(t, slices.ContainsFunc(proxy.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/xtables.lock" && !m.ReadOnly }),
-		"mounts %v lack the lock of the node", proxy.VolumeMounts)
+	if add := proxy.SecurityContext.Capabilities.Add; !slices.Contains(add, "NET_RAW") || !slices.Contains(add, "NET_ADMIN") {
+		t.Errorf("rights %v, want those that iptables-legacy needs", add)
+	}
+	if !slices.ContainsFunc(proxy.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/run/xtables.lock" && !m.ReadOnly }) {
+		t.Errorf("mounts %v lack the lock of the node", proxy.VolumeMounts)
+	}
 	for _, v := range program.IPTablesVariants {
 		t.Run(v, func(t *testing.T) {
 			w.clear(t)

@@ -253,8 +253,9 @@ func TestModesThatCannotWork(t *testing.T) {
 		}
 		for i, want := range tc.want {
 			mode, lack, _ := strings.Cut(want, ": ")
-			kit.Check(t, strings.HasPrefix(lines[i], "mode "+mode+" cannot work here: ") && strings.HasSuffix(lines[i], lack) && !strings.Contains(lines[i], "kernel module"),
-				"%s: %q, want that mode %s lacks this: %s", tc.name, lines[i], mode, lack)
+			if !strings.HasPrefix(lines[i], "mode "+mode+" cannot work here: ") || !strings.HasSuffix(lines[i], lack) || strings.Contains(lines[i], "kernel module") {
+				t.Errorf("%s: %q, want that mode %s lacks this: %s", tc.name, lines[i], mode, lack)
+			}
 		}
 	}
 }
@@ -387,8 +388,9 @@ func rawSockets() (senders [2]int, receivers [4]int, err error) {
 func (w *wire) send(t *testing.T, h *netlab.Host, p probe) {
 	t.Helper()
 	err := unix.Sendto(w.senders[h][service.FamilyOf(p.to.Addr())], p.packet(), 0, sockaddr(netip.AddrPortFrom(p.to.Addr(), 0)))
-	kit.Need(t, err == nil || errors.Is(err, unix.EPERM) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH),
-		"send from %s to %s: %v", h.Name, p.to, err)
+	if err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
+		t.Fatalf("send from %s to %s: %v", h.Name, p.to, err)
+	}
 }
 
 // firstProbePort is the first port of clients. Servers have lower ones.

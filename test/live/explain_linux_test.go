@@ -122,8 +122,9 @@ func explainsWay(t *testing.T, m mode) {
 		}
 	}
 	code, out := c.runExplain(t, pod.IPv4.String(), far, "--interface", "veth-shoper")
-	kit.Check(t, code == 2 && strings.Contains(out, `this node has no interface "veth-shoper": want one of`) && strings.Contains(out, "did you mean veth-shopper?"),
-		"an unknown interface: exit %d\n%s", code, out)
+	if code != 2 || !strings.Contains(out, `this node has no interface "veth-shoper": want one of`) || !strings.Contains(out, "did you mean veth-shopper?") {
+		t.Errorf("an unknown interface: exit %d\n%s", code, out)
+	}
 }
 
 // TestExplainBridge has pods on a bridge, and a program of the node as an endpoint.
@@ -235,8 +236,9 @@ func (c *cluster) endedConnections(t *testing.T, web app, connect func()) {
 	connect()
 	c.awaitProgrammed(t, web.on(c.Host("web-1")))
 	code, out := c.runExplain(t, c.Host("shopper").IPv4.String(), "10.96.0.10:80")
-	kit.Check(t, code == 0 && strings.Contains(out, " connections: tracked to ") && strings.Contains(out, ", ended") && !strings.Contains(out, "go on to") && !strings.Contains(out, "Rules of others"),
-		"exit %d, want three that ended, and no rules of others in\n%s", code, out)
+	if code != 0 || !strings.Contains(out, " connections: tracked to ") || !strings.Contains(out, ", ended") || strings.Contains(out, "go on to") || strings.Contains(out, "Rules of others") {
+		t.Errorf("exit %d, want three that ended, and no rules of others in\n%s", code, out)
+	}
 }
 
 // probeFault is what the only endpoint has, or the way to it, and what a probe from web-2 finds.
@@ -426,8 +428,9 @@ func TestManifestThatWasNeverReadable(t *testing.T) {
 	is := func(healthz int, synced float64) {
 		t.Helper()
 		code := p.Status(t, program.HealthAddr, "/healthz")
-		n, found := p.Metric(t, "kubeproxy_source_synced")
-		kit.Check(t, code == healthz && n == synced && found, "/healthz %d, kubeproxy_source_synced %v; want %d, %v", code, n, healthz, synced)
+		if n, found := p.Metric(t, "kubeproxy_source_synced"); code != healthz || n != synced || !found {
+			t.Errorf("/healthz %d, kubeproxy_source_synced %v; want %d, %v", code, n, healthz, synced)
+		}
 	}
 	const never = "sources manifests: 1 fault, not yet read in full; what was never read is not served"
 	c.says(t, "status", 1, ": not healthy", "nothing was ever programmed", "manifests not synced", never)

@@ -466,8 +466,9 @@ func (r *rulesSum) judge(t *testing.T) {
 		if d.vague {
 			most = 3 + d.rules*3/5
 		}
-		kit.Check(t, d.doubts <= most,
-			"-explain-seed=%d: explain cannot tell about %d of %d rules with %q, at most %d may be", r.seed, d.doubts, d.rules, k, most)
+		if d.doubts > most {
+			t.Errorf("-explain-seed=%d: explain cannot tell about %d of %d rules with %q, at most %d may be", r.seed, d.doubts, d.rules, k, most)
+		}
 	}
 	t.Logf("-explain-seed=%d: %d packets, %d without a doubt, %d rules of which %d met a packet; explain took %s", r.seed, r.cases, r.told, r.rules, r.met, r.spent/time.Duration(max(r.cases, 1)))
 	kit.Check(t, r.told >= r.cases*7/10,

@@ -425,8 +425,9 @@ func explainsForeign(t *testing.T, m mode) {
 			t.Cleanup(func() { c.sh(t, "nft delete table inet other\nconntrack -F 2>/dev/null\n") })
 			q := netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(r.to), Timeout: time.Second}
 			a, err := clients[r.source].Ask(t.Context(), q)
-			kit.Check(t, err == nil && (a.Outcome == r.outcome || r.outcome != netlab.Answered && a.Outcome != netlab.Answered),
-				"%+v, %v; want %s", a, err, r.outcome)
+			if err != nil || a.Outcome != r.outcome && (r.outcome == netlab.Answered || a.Outcome == netlab.Answered) {
+				t.Errorf("%+v, %v; want %s", a, err, r.outcome)
+			}
 			source := r.source
 			if source == "pod" {
 				source = c.Host("shopper").IPv4.String()
@@ -568,8 +569,9 @@ func diffsOf(t *testing.T, m mode, alter func(*cluster), want string) {
 
 func (c *cluster) expectDiff(t *testing.T, when string, code int, want string) {
 	t.Helper()
-	got, out := c.diff(t)
-	kit.Check(t, got == code && strings.Contains(out, want), "%s: exit %d, want %d with %q:\n%s", when, got, code, want, out)
+	if got, out := c.diff(t); got != code || !strings.Contains(out, want) {
+		t.Errorf("%s: exit %d, want %d with %q:\n%s", when, got, code, want, out)
+	}
 }
 
 // TestStatus checks the status command.
@@ -611,8 +613,9 @@ func TestStatus(t *testing.T) {
 		Services []struct{ Name string }
 	}
 	_, out := status(t, "-o=json", "-n=shop")
-	err := json.Unmarshal([]byte(out), &d)
-	kit.Check(t, err == nil && !d.OK && len(d.Services) == 3, "%v: %+v, want three Services and not ok, in\n%s", err, d, out)
+	if err := json.Unmarshal([]byte(out), &d); err != nil || d.OK || len(d.Services) != 3 {
+		t.Errorf("%v: %+v, want three Services and not ok, in\n%s", err, d, out)
+	}
 
 	kit.Must(t, netlab.Pause(p.Pid()))
 	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=3s")

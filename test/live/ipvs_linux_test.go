@@ -131,8 +131,9 @@ func TestIPVSHostPorts(t *testing.T) {
 				continue
 			}
 			x.To = netip.AddrPortFrom(x.To.Addr(), port)
-			a, err := x.From.Ask(t.Context(), x.Query())
-			kit.Check(t, err == nil && a.Outcome == netlab.Refused, "%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
+			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Outcome != netlab.Refused {
+				t.Errorf("%s: %s %s, %v; want refused", x, a.Outcome, a.Backend, err)
+			}
 		}
 	})
 }
@@ -184,8 +185,9 @@ func TestIPVSDrift(t *testing.T) {
 		n, _ := p.Metric(t, driftMetric, "ip_family", "IPv4")
 		s := d.Health.Status["IPv4"]
 		all := s.DriftRepaired + d.Health.Status["IPv6"].DriftRepaired
-		kit.Check(t, err == nil && all >= len(ipvsTamperings) && s.DriftFound >= s.DriftRepaired && s.DriftRepaired == int(n),
-			"status reports %+v, %v; the metric is %v, in\n%s", s, err, n, out)
+		if err != nil || all < len(ipvsTamperings) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
+			t.Errorf("status reports %+v, %v; the metric is %v, in\n%s", s, err, n, out)
+		}
 	})
 }
 
@@ -283,8 +285,9 @@ func (c *cluster) pipe(t *testing.T, text string) map[string][]string {
 		kit.Check(t, saveCommands[command] != "", "there is a part for %q", command)
 		given[command] += input
 	}
-	kit.Check(t, len(given) == len(saveCommands) && routes == len(service.Families),
-		"there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(saveCommands), len(service.Families), text)
+	if len(given) != len(saveCommands) || routes != len(service.Families) {
+		t.Errorf("there are parts for %d commands and %d times routes, want %d and %d:\n%s", len(given), routes, len(saveCommands), len(service.Families), text)
+	}
 	all := map[string][]string{}
 	for command, input := range given {
 		all[command] = linesIPVS(input)
@@ -399,8 +402,9 @@ func TestIPVSRulesEnd(t *testing.T) {
 	kit.Must(t, err)
 	for _, f := range service.Families {
 		for _, x := range c.dials([]*netlab.Host{c.Host("customer")}, gone, service.NodePort, f) {
-			a, err := x.From.Ask(t.Context(), x.Query())
-			kit.Check(t, err == nil && a.Backend == c.Node.Name, "%s, which a program of the node serves now: %s %s, %v", x, a.Outcome, a.Backend, err)
+			if a, err := x.From.Ask(t.Context(), x.Query()); err != nil || a.Backend != c.Node.Name {
+				t.Errorf("%s, which a program of the node serves now: %s %s, %v", x, a.Outcome, a.Backend, err)
+			}
 		}
 	}
 	lines.checkSameServer(t)

@@ -433,8 +433,9 @@ func TestCommandsWithRunningProxy(t *testing.T) {
 	}
 	rules := nft(t, c.Node, "list ruleset\n", "-a")
 	refused := fmt.Sprintf("clean up: nothing was removed: process %d ", p.Pid())
-	out := c.cleanUp(t, "", 1)
-	kit.Check(t, strings.Contains(out, refused) && strings.Contains(out, "would make it again; stop it first"), "a cleanup beside a proxy says:\n%s", out)
+	if out := c.cleanUp(t, "", 1); !strings.Contains(out, refused) || !strings.Contains(out, "would make it again; stop it first") {
+		t.Errorf("a cleanup beside a proxy says:\n%s", out)
+	}
 	kit.Same(t, "a cleanup beside a proxy (-before +after)", rules, nft(t, c.Node, "list ruleset\n", "-a"))
 	c.awaitSnapshot(t, want)
 	r := reportOf(t, p, program.MetricsAddr)
@@ -564,16 +565,18 @@ func namedProxy(t *testing.T, rest mode) {
 		c.awaitClusterIPs(t, map[string]app{"web-1": web, "web-2": mesh})
 		c.awaitProgrammed(t) // nothing of the first one's is gone
 		for metrics, x := range map[string]*program.Proxy{program.MetricsAddr: p, secondMetrics: q} {
-			r := reportOf(t, x, metrics)
-			kit.Check(t, r.Standby == "" && r.Conditions[otherProxy] == "", "%s: stands by for %q, %q", metrics, r.Standby, r.Conditions[otherProxy])
+			if r := reportOf(t, x, metrics); r.Standby != "" || r.Conditions[otherProxy] != "" {
+				t.Errorf("%s: stands by for %q, %q", metrics, r.Standby, r.Conditions[otherProxy])
+			}
 		}
 		q.Stop(t)
 	}
 	out, err := program.Run(t, c.Node, c.command("--cleanup", named))
 	kit.Check(t, err == nil, "cleanup: %v\n%s", err, out)
 	for table, there := range map[string]bool{nftables.UpstreamTable: true, nftables.TableOf("mesh"): false} {
-		what := c.finds(t, nftables.Leftovers{Family: service.IPv4, Table: table})
-		kit.Check(t, (what != "") == there, "after the named proxy's cleanup table %s: %q, want it there: %t", table, what, there)
+		if what := c.finds(t, nftables.Leftovers{Family: service.IPv4, Table: table}); (what != "") != there {
+			t.Errorf("after the named proxy's cleanup table %s: %q, want it there: %t", table, what, there)
+		}
 	}
 	c.awaitClusterIPs(t, map[string]app{"web-1": web})
 	c.awaitProgrammed(t)

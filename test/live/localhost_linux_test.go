@@ -123,8 +123,9 @@ func (c *cluster) checkUnrelayed(t *testing.T, p *program.Proxy) {
 	c.write(t, "late.yaml", program.Manifest[any](t, s))
 	for _, f := range service.Families {
 		labels := []string{"ip_family", f.String(), "protocol", "SCTP"}
-		n, found := p.Metric(t, counter, labels...)
-		kit.Check(t, n == 0 && found, "%s: %v packets counted at first, found %t, want 0", f, n, found)
+		if n, found := p.Metric(t, counter, labels...); n != 0 || !found {
+			t.Errorf("%s: %v packets counted at first, found %t, want 0", f, n, found)
+		}
 		to, sent := netip.AddrPortFrom(service.Localhost(f), late.nodePort()), 0
 		kit.Until(t, "SCTP at "+to.String()+" to be refused", func() bool {
 			refused := false
@@ -250,8 +251,9 @@ func TestIPTablesLocalhostListens(t *testing.T) {
 		p := c.startReadOnly(t, "--nodeport-addresses=primary,localhost")
 		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
 		c.askLocalhost(t, web, netlab.Answered)
-		page := p.Fetch(t, program.HealthAddr, "/healthz")
-		kit.Check(t, !strings.Contains(string(page.Body), "lacking"), "a condition although listeners answer:\n%s", page.Body)
+		if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "lacking") {
+			t.Errorf("a condition although listeners answer:\n%s", page.Body)
+		}
 	})
 }
 
@@ -404,12 +406,14 @@ func checkConflictingService(t *testing.T, m mode) {
 	kit.Until(t, "a port that nobody has to lead to the Service", func() bool { return asked(customer, "192.0.2.10:8443").Backend == c.Host("web-2").Name })
 	for at, want := range map[string]*netlab.Host{"192.0.2.10:22": c.Node, "192.0.2.10:30010": c.Host("web-1")} {
 		for range 5 {
-			got := asked(customer, at)
-			kit.Check(t, got.Outcome == netlab.Answered && got.Backend == want.Name, "%s: %s by %q, want %s", at, got.Outcome, got.Backend, want.Name)
+			if got := asked(customer, at); got.Outcome != netlab.Answered || got.Backend != want.Name {
+				t.Errorf("%s: %s by %q, want %s", at, got.Outcome, got.Backend, want.Name)
+			}
 		}
 	}
-	got := asked(c.Host("shopper"), "10.96.0.10:22")
-	kit.Check(t, got.Outcome == netlab.Refused, "another port of a ClusterIP: %s by %q, want it refused", got.Outcome, got.Backend)
+	if got := asked(c.Host("shopper"), "10.96.0.10:22"); got.Outcome != netlab.Refused {
+		t.Errorf("another port of a ClusterIP: %s by %q, want it refused", got.Outcome, got.Backend)
+	}
 	kit.Until(t, "the health check to be answered for its Service", func() bool { return healthCheckOwner(customer, "http://192.0.2.10:30090/") == "victim" })
 	p.AwaitLog(t, "192.0.2.10:22/tcp is refused", "a program of the node listens")
 	p.AwaitLog(t, "192.0.2.10:30010/tcp is refused", "NodePort or healthCheckNodePort of service shop/web")
@@ -489,8 +493,9 @@ func checkUnallocated(t *testing.T, m mode) {
 			for _, a := range all {
 				asked.Go(func() {
 					q := netlab.Query{Proto: "tcp", To: netip.AddrPortFrom(a, target), Timeout: 4 * time.Second}
-					kit.Check(t, kit.Soon(func() bool { got, err := h.Ask(t.Context(), q); return err == nil && got.Outcome == want }),
-						"what %s sends to %s is not %s", h.Name, a, want)
+					if !kit.Soon(func() bool { got, err := h.Ask(t.Context(), q); return err == nil && got.Outcome == want }) {
+						t.Errorf("what %s sends to %s is not %s", h.Name, a, want)
+					}
 				})
 			}
 		}

@@ -327,17 +327,20 @@ func TestAffinity(t *testing.T) {
 	t.Run("one server for all ways in", h.checkFrontendKinds)
 	t.Run("who comes back is remembered longer", func(t *testing.T) {
 		for begin := time.Now(); time.Since(begin) < h.affinityTimeout()+500*time.Millisecond; {
-			moved := h.movedClients(t)
-			kit.Need(t, len(moved) <= 0, "after %s other servers answer: %v", time.Since(begin), moved)
+			if moved := h.movedClients(t); len(moved) > 0 {
+				t.Fatalf("after %s other servers answer: %v", time.Since(begin), moved)
+			}
 		}
 	})
 	t.Run("all are forgotten", func(t *testing.T) {
 		first, last := h.asked[h.addrs[0]], h.asked[h.addrs[len(h.addrs)-1]]
-		n := h.affinityEntries(t)
-		kit.Check(t, n == len(h.addrs) || time.Since(first) >= h.affinityTimeout(), "%d clients remembered, want %d", n, len(h.addrs))
+		if n := h.affinityEntries(t); n != len(h.addrs) && time.Since(first) < h.affinityTimeout() {
+			t.Errorf("%d clients remembered, want %d", n, len(h.addrs))
+		}
 		kit.Until(t, "no client is remembered", func() bool { return h.affinityEntries(t) == 0 })
-		took := time.Since(last)
-		kit.Check(t, took >= h.affinityTimeout()*3/4 && took <= program.ReplyTimeout, "forgotten after %s, want %s", took, h.affinityTimeout())
+		if took := time.Since(last); took < h.affinityTimeout()*3/4 || took > program.ReplyTimeout {
+			t.Errorf("forgotten after %s, want %s", took, h.affinityTimeout())
+		}
 		moved := 0
 		for _, p := range h.addrs {
 			if h.askServer(t, p, service.ClusterIP) != h.server[p] {
@@ -370,8 +373,9 @@ func TestAffinityWithServerThatLeaves(t *testing.T) {
 func (h *affinityClients) checkFrontendKinds(t *testing.T) {
 	for _, p := range h.addrs {
 		for _, k := range kinds {
-			got, moved := h.checkServer(t, p, k)
-			kit.Check(t, !moved, "%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
+			if got, moved := h.checkServer(t, p, k); moved {
+				t.Errorf("%s at the %s is answered by %s, want %s", p, k, got, h.server[p])
+			}
 		}
 	}
 }
@@ -381,7 +385,9 @@ func (h *affinityClients) checkFrontendKinds(t *testing.T) {
 func (h *affinityClients) allMovedFrom(t *testing.T, gone string) bool {
 	t.Helper()
 	for p, now := range h.movedClients(t) {
-		kit.Need(t, h.server[p] == gone, "%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
+		if h.server[p] != gone {
+			t.Fatalf("%s moved from %s to %s, though %s left", p, h.server[p], now, gone)
+		}
 		h.server[p] = now
 	}
 	return !slices.Contains(slices.Collect(maps.Values(h.server)), gone)
@@ -437,8 +443,9 @@ func TestUDPFlowBeforeService(t *testing.T) {
 	c.start(t, refilled)
 	flows := append(c.open(t, "udp", late, 1), c.open(t, "udp", refilled, 1)...)
 	for _, f := range flows {
-		a, err := f.conn.AskFor(t.Context(), pollTimeout)
-		kit.Need(t, err == nil && a.Outcome != netlab.Answered, "%s is answered too early by %q, %v", f.name, a.Backend, err)
+		if a, err := f.conn.AskFor(t.Context(), pollTimeout); err != nil || a.Outcome == netlab.Answered {
+			t.Fatalf("%s is answered too early by %q, %v", f.name, a.Backend, err)
+		}
 	}
 	c.save(t, late.on(c.Host("web-1")), refilled.on(c.Host("web-3")))
 	flows.await(t, "is answered", func(_ conversation, a netlab.Answer) bool { return a.Outcome == netlab.Answered })
@@ -547,8 +554,9 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 	to := netip.AddrPortFrom(a.Client.Addr(), 0) // a raw socket has no ports
 	kit.Must(t, unix.Sendto(raw, last.outOfWindow(), 0, sockaddr(to)))
 	for range 20 { // the effect takes a moment
-		a, err := o.conn.Ask(t.Context())
-		kit.Need(t, err == nil && a.Backend == o.server, "%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
+		if a, err := o.conn.Ask(t.Context()); err != nil || a.Backend != o.server {
+			t.Fatalf("%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
+		}
 	}
 }
 
@@ -671,7 +679,9 @@ func TestConsistentSelection(t *testing.T) {
 		before[i] = c.selected(t, web, ports)
 	}
 	for w, one := range before[0] {
-		kit.Check(t, slices.Equal(one, before[1][w]), "%v: the nodes select\n%v\n%v", w, one, before[1][w])
+		if !slices.Equal(one, before[1][w]) {
+			t.Errorf("%v: the nodes select\n%v\n%v", w, one, before[1][w])
+		}
 		k := slices.Compact(slices.Sorted(slices.Values(one)))
 		kit.Check(t, len(k) == len(web.on(nodes[0].webs()...).pods), "%v: only %v are selected", w, k)
 	}

@@ -442,8 +442,9 @@ func TestReloadBadFile(t *testing.T) {
 	p.AwaitLog(t, "means the same")
 	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGHUP))
 	kit.Until(t, "a second look, which was asked for", func() bool { return p.Log.Count("means the same") == 2 })
-	page := p.Fetch(t, program.HealthAddr, "/healthz")
-	kit.Check(t, !strings.Contains(string(page.Body), "configuration"), "the condition stays: %s", page.Body)
+	if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "configuration") {
+		t.Errorf("the condition stays: %s", page.Body)
+	}
 	n, _ := p.Metric(t, "kubeproxy_config_last_reload_successful")
 	kit.Check(t, n == 1, "the last reload counts as %v, want 1", n)
 	now := program.Generation(t, c.Node)
@@ -472,8 +473,9 @@ func TestReloadByRestart(t *testing.T) {
 	p = c.launch(t)
 	p.AwaitLogs(t, `"Programmed"`, "FAMILY", "changed=false")
 	lines.checkSameServer(t)
-	now := program.Generation(t, c.Node)
-	kit.Check(t, now == rules+1, "the node was written to %d times, want once: the settings of the new process", now-rules)
+	if now := program.Generation(t, c.Node); now != rules+1 {
+		t.Errorf("the node was written to %d times, want once: the settings of the new process", now-rules)
+	}
 	p.Stop(t)
 }
 

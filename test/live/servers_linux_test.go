@@ -91,8 +91,9 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 	}
 	c.write(t, "checked.yaml", nil)
 	c.awaitProgrammed(t)
-	got := healthCheckOwner(customer, "http://192.0.2.10:30100/")
-	kit.Check(t, got == "", "a health check of no Service is answered for %s", got)
+	if got := healthCheckOwner(customer, "http://192.0.2.10:30100/"); got != "" {
+		t.Errorf("a health check of no Service is answered for %s", got)
+	}
 }
 
 // nodePrefixes contain the addresses of the node that answer NodePorts.
@@ -375,8 +376,9 @@ func TestTrafficUncounted(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	c.start(t)
-	code, out := c.top(t)
-	kit.Check(t, code == 2 && strings.Contains(out, "start it with --count-traffic"), "exit %d, want 2 and what to do:\n%s", code, out)
+	if code, out := c.top(t); code != 2 || !strings.Contains(out, "start it with --count-traffic") {
+		t.Errorf("exit %d, want 2 and what to do:\n%s", code, out)
+	}
 }
 
 // top runs kube-proxy top on the node.
@@ -465,11 +467,13 @@ func countTraffic(t *testing.T, m mode) {
 	c.connect(t, made, web, "tcp", service.ClusterIP, service.NodePort, service.LoadBalancerIP)
 	c.connect(t, made, web, "udp", service.ClusterIP)
 	a := c.awaitCounts(t, made)
-	in, out := a.Total.BytesIn, a.Total.BytesOut
-	kit.Check(t, (in > 0 && out > 0) == a.Counted.Bytes, "%d bytes in, %d out, but bytes are counted: %v", in, out, a.Counted.Bytes)
+	if in, out := a.Total.BytesIn, a.Total.BytesOut; (in > 0 && out > 0) != a.Counted.Bytes {
+		t.Errorf("%d bytes in, %d out, but bytes are counted: %v", in, out, a.Counted.Bytes)
+	}
 	line := fmt.Sprintf(`kubeproxy_service_connections_total{namespace="shop",service="web"} %d`, made.sum())
-	page := p.Fetch(t, program.MetricsAddr, "/metrics")
-	kit.Check(t, page.Status == http.StatusOK && strings.Contains(string(page.Body), line+"\n"), "the metrics lack %s", line)
+	if page := p.Fetch(t, program.MetricsAddr, "/metrics"); page.Status != http.StatusOK || !strings.Contains(string(page.Body), line+"\n") {
+		t.Errorf("the metrics lack %s", line)
+	}
 	c.endpointGoes(t, web, made)
 	p.Stop(t)
 	p = c.launch(t)
@@ -547,8 +551,9 @@ func TestSocketAcceleration(t *testing.T) {
 	c.awaitProgrammed(t)
 	for _, f := range service.Families {
 		for range 20 {
-			a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", Unbound: true, To: web.at(service.ClusterIP, f)})
-			kit.Need(t, err == nil && a.At.Addr() != c.Host("web-1").Addr(a.At.Addr()), "after web-1 has gone: %v, %v", a, err)
+			if a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", Unbound: true, To: web.at(service.ClusterIP, f)}); err != nil || a.At.Addr() == c.Host("web-1").Addr(a.At.Addr()) {
+				t.Fatalf("after web-1 has gone: %v, %v", a, err)
+			}
 		}
 	}
 	p.Stop(t)

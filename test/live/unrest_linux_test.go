@@ -67,7 +67,9 @@ func (c *cluster) settle(t *testing.T, p *program.Proxy, web app, h *netlab.Host
 // proxies are killed and somebody deletes the table that ends connections. No connection to
 // others is lost, those to the dead one end, and in the end nothing is left of it.
 // KUBEPROXY_SOAK says how long.
-func TestUnrest(t *testing.T) { inModes(t, faultModes, unrest) }
+func TestUnrest(t *testing.T) {
+	inModes(t, faultModes, unrest)
+}
 
 func unrest(t *testing.T, m mode) {
 	m.plain = true // accelerated connections tell nothing
@@ -112,8 +114,9 @@ func unrest(t *testing.T, m mode) {
 	lossless(t, loads)
 	kit.Until(t, "as many rules as before", func() bool { return c.countRules(t) == rules })
 	kit.Until(t, "as few open files as before", func() bool { return files(t, p) <= open+8 })
-	now := memory(t, p)
-	kit.Check(t, now <= 2*used, "the proxy uses %.0f MB, and %.0f MB at first", now/1e6, used/1e6)
+	if now := memory(t, p); now > 2*used {
+		t.Errorf("the proxy uses %.0f MB, and %.0f MB at first", now/1e6, used/1e6)
+	}
 	p.Stop(t)
 	c.awaitLeft(t, "gone at the end", false)
 }

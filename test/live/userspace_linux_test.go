@@ -118,14 +118,17 @@ func TestUserspaceBound(t *testing.T) {
 func (c *cluster) guarded(t *testing.T, a app, f service.Family, proto string) {
 	t.Helper()
 	at := c.listenersOf(t, f, proto)
-	kit.Need(t, len(at) == 1 && at[0].Addr() == c.mode.bound.Listen[f] && at[0].Port() >= 25000 && at[0].Port() <= 25099, "the listeners are at %v", at)
+	if len(at) != 1 || at[0].Addr() != c.mode.bound.Listen[f] || at[0].Port() < 25000 || at[0].Port() > 25099 {
+		t.Fatalf("the listeners are at %v", at)
+	}
 	ask := func(h *netlab.Host, q netlab.Query, want netlab.Outcome) {
 		t.Helper()
 		if q.Proto = proto; want == netlab.TimedOut {
 			q.Timeout = netlab.SilenceTimeout
 		}
-		got, err := h.Ask(t.Context(), q)
-		kit.Check(t, err == nil && got.Outcome == want, "%s to %s over %s: %s, %v; want %s", h.Name, q.To, proto, got.Outcome, err, want)
+		if got, err := h.Ask(t.Context(), q); err != nil || got.Outcome != want {
+			t.Errorf("%s to %s over %s: %s, %v; want %s", h.Name, q.To, proto, got.Outcome, err, want)
+		}
 	}
 	if proto == "udp" { // the mark distinguishes its late answers from packets of other programs
 		out, err := program.Run(t, c.Node, exec.Command("ss", "-Hlune", "sport", "=", fmt.Sprint(at[0].Port())))

@@ -50,8 +50,12 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 		Stdout:  &out, Stderr: &complaints,
 	})
 	kit.Check(t, err == nil && code == 7, "exit code %d, %v; want 7", code, err)
-	kit.Equal(t, out.String(), "/some/where\nit's|two words|a $b 'c'\n"+m.Release()+"\n2\n", "output")
-	kit.Check(t, complaints.String() == "complaint\n", "complaints %q", complaints.String())
+	if want := "/some/where\nit's|two words|a $b 'c'\n" + m.Release() + "\n2\n"; out.String() != want {
+		t.Errorf("output %q, want %q", out.String(), want)
+	}
+	if complaints.String() != "complaint\n" {
+		t.Errorf("complaints %q", complaints.String())
+	}
 	for name, want := range map[string]string{"out/one": "1", "out/deep/two": "2"} {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		kit.Check(t, string(got) == want, "%s: %q, %v; want %q", name, got, err, want)
@@ -132,7 +136,9 @@ func TestTimeout(t *testing.T) {
 	})
 	kit.Check(t, errors.Is(err, vm.ErrTimeout) && strings.Contains(err.Error(), "starts the command"),
 		"exit code %d, %v; want a timeout and the console", code, err)
-	kit.Check(t, out.String() == "begun\n", "output %q", out.String())
+	if out.String() != "begun\n" {
+		t.Errorf("output %q", out.String())
+	}
 }
 
 // TestSleep checks that a sleeping machine takes no time.
@@ -196,8 +202,9 @@ func TestGoTest(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	out, err := test("-run", "Good", "-coverprofile="+profile)
-	kit.Check(t, err == nil && strings.Contains(out, "on kernel "+vm.DefaultKernel), "a good test: %v\n%s", err, out)
+	if out, err := test("-run", "Good", "-coverprofile="+profile); err != nil || !strings.Contains(out, "on kernel "+vm.DefaultKernel) {
+		t.Errorf("a good test: %v\n%s", err, out)
+	}
 	if text, err := os.ReadFile(profile); err != nil || !strings.Contains(string(text), "tiny.go:") {
 		t.Errorf("coverage: %v %q", err, text)
 	}
@@ -273,7 +280,9 @@ func checkLines(t *testing.T, out string, want [][]string) {
 	kit.Need(t, len(lines) == len(want), "%d lines, want %d:\n%s", len(lines), len(want), out)
 	for i, parts := range want {
 		for _, part := range parts {
-			kit.Check(t, strings.Contains(lines[i], part), "%q lacks %q", lines[i], part)
+			if !strings.Contains(lines[i], part) {
+				t.Errorf("%q lacks %q", lines[i], part)
+			}
 		}
 	}
 }

@@ -165,8 +165,9 @@ func TestInitOnly(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	// The Node is unknown without an API server.
 	args := []string{"--init-only", "--hostname-override=node-a", "--bind-address=" + n.Node.IPv4.String()}
-	code, output := n.run(t, append(args, "--dry-run")...)
-	kit.Check(t, code == 0 && has(output, "+ endpoint kube-proxy-source-vip"), "dry run: exit code %d\n%s", code, output)
+	if code, output := n.run(t, append(args, "--dry-run")...); code != 0 || !has(output, "+ endpoint kube-proxy-source-vip") {
+		t.Errorf("dry run: exit code %d\n%s", code, output)
+	}
 	for range 2 { // the second time everything exists
 		code, output := n.run(t, args...)
 		kit.Check(t, code == 0 && has(output, "(Overlay) is for Services", "Source VIP: "),
@@ -225,8 +226,9 @@ func TestLongRound(t *testing.T) {
 		page, err := program.Fetch(t.Context(), n.Node, program.HealthAddr, "/livez")
 		return err == nil && page.Status == http.StatusOK && has(string(page.Body), `"reason":"nothing was ever programmed","busy":true`)
 	})
-	got := n.health(t)
-	kit.Check(t, got.Status == http.StatusServiceUnavailable, "in the middle of the first round, health is %d: %s", got.Status, got.Body)
+	if got := n.health(t); got.Status != http.StatusServiceUnavailable {
+		t.Errorf("in the middle of the first round, health is %d: %s", got.Status, got.Body)
+	}
 	n.awaitProgrammed(t, apps...)
 	n.stop(t)
 }
@@ -250,10 +252,12 @@ func TestDynamicPorts(t *testing.T) {
 		return has(string(n.health(t).Body), "4 load balancers over IPv4 and TCP are missing", "64 dynamic ports", "--enable-dsr")
 	})
 	_, status := n.run(t, "status")
-	kit.Check(t, has(status, "dynamic-ports", "load balancers over IPv4 and TCP are missing", "--enable-dsr", "netsh int ipv4 set dynamicportrange tcp"),
-		"status says\n%s", status)
-	body := n.fetch(t, "/services")
-	kit.Check(t, has(body, "no 64 dynamic TCP ports of the node are left") && !strings.Contains(body, "listens there"), "/services does not say why")
+	if !has(status, "dynamic-ports", "load balancers over IPv4 and TCP are missing", "--enable-dsr", "netsh int ipv4 set dynamicportrange tcp") {
+		t.Errorf("status says\n%s", status)
+	}
+	if body := n.fetch(t, "/services"); !has(body, "no 64 dynamic TCP ports of the node are left") || strings.Contains(body, "listens there") {
+		t.Errorf("/services does not say why")
+	}
 	// The slower a listing is, the longer is the pause until the next one.
 	before := n.hns.Calls()
 	for i := range 2 {
@@ -422,8 +426,9 @@ func TestManyServices(t *testing.T) {
 	calls := n.hns.Calls()
 	t.Logf("%d Services, %d endpoints elsewhere, %v for each call: %v; %s", len(services), endpoints, callTakes, time.Since(begin).Round(time.Second), calls)
 	// On an overlay a ClusterIP is an endpoint, too, and so is the source VIP.
-	most := endpoints + 2*len(services) + 1
-	kit.Check(t, calls.Writes("") <= most, "%d calls that change something, for %d objects", calls.Writes(""), most)
+	if most := endpoints + 2*len(services) + 1; calls.Writes("") > most {
+		t.Errorf("%d calls that change something, for %d objects", calls.Writes(""), most)
+	}
 	n.removeEndpoint(t, services[0])
 	n.stop(t)
 	for _, kind := range []hns.Kind{hns.LoadBalancer, hns.Endpoint} {
@@ -459,8 +464,9 @@ func (n *node) removeEndpoint(t *testing.T, a app) {
 		}
 		return leads == len(a.pods)-1
 	})
-	calls := n.hns.Calls().Sub(before)
-	kit.Check(t, calls.Writes("") <= 4, "one endpoint of %d left: %s, want at most 4 calls that change something", len(a.pods), calls)
+	if calls := n.hns.Calls().Sub(before); calls.Writes("") > 4 {
+		t.Errorf("one endpoint of %d left: %s, want at most 4 calls that change something", len(a.pods), calls)
+	}
 }
 
 // manyApps returns a number of Services and of the endpoints that they share: two and a
