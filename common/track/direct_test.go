@@ -59,6 +59,9 @@ func TestDirectReturn(t *testing.T) {
 			}
 			return nil
 		}
+		if p := w.Latest().Port(service.IPv4, portName(1)); p.Affinity > 0 && p.Consistent.Slots > 0 {
+			t.Errorf("%+v: a new client with affinity is not drawn an endpoint", tt)
+		}
 		var want []string
 		if tt.direct {
 			want = []string{"node-7", "node-8", "node-8"}

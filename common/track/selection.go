@@ -44,7 +44,7 @@ func (r *resolver) consistent(p *service.Port) service.Consistent {
 	how, slots := selections[r.owner.choices%directChoice/4], cmp.Or(r.tracker.options.SelectionSlots, service.DefaultSlots)
 	if how == "" {
 		how = r.tracker.options.Selection
-		if how != SelectConsistentAll && r.direct() {
+		if how != SelectConsistentAll && r.direct() && p.Affinity == 0 { // with affinity there is no direct return
 			how = SelectConsistent
 		}
 	}
