@@ -127,6 +127,23 @@ func TestQuickRunOfSilence(t *testing.T) {
 	}
 }
 
+// TestQuickRunOfDirect requires a figure in every row.
+func TestQuickRunOfDirect(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	kit.Must(t, run(t.Context(), options{quick: true, only: "direct"}, &out))
+	for _, table := range directTables(20) {
+		_, text, _ := strings.Cut(out.String(), "\n"+table.title+"\n")
+		for _, r := range table.rows {
+			if found := rowOf(text, r.label); len(found) < 5 || found[2] == "" || found[3] == "" {
+				t.Errorf("%s: row %q = %q, want figures", table.title, r.label, found)
+			}
+		}
+	}
+}
+
 // rowOf returns the trimmed cells of a table's row. The first one is before its left
 // edge.
 func rowOf(text, label string) []string {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -390,14 +391,14 @@ func firstService() *unix.SockaddrInet4 {
 func (r *relay) flows(ctx context.Context, f *figures) error {
 	r.logf("flows")
 	var direct, through, ratios, cpu []float64
-	worst := math.Inf(1)
+	worst, long := math.Inf(1), time.Duration(r.pick(2000, 100))*time.Millisecond
 	for range r.pick(16, 2) {
-		d, err := r.flow(ctx, netip.AddrPortFrom(endpointIP(1, 0), sinkPort))
+		d, err := r.network.flow(ctx, netip.AddrPortFrom(endpointIP(1, 0), sinkPort), long, net.Conn.Write)
 		if err != nil {
 			return err
 		}
 		before := r.process.usedCPU()
-		x, err := r.flow(ctx, netip.AddrPortFrom(clusterIP(1), servicePort))
+		x, err := r.network.flow(ctx, netip.AddrPortFrom(clusterIP(1), servicePort), long, net.Conn.Write)
 		if err != nil {
 			return err
 		}
@@ -425,20 +426,19 @@ type flow struct {
 
 func (x flow) rate() float64 { return x.bytes / x.took.Seconds() }
 
-// flow sends as much as it can from the client.
-func (r *relay) flow(ctx context.Context, to netip.AddrPort) (flow, error) {
-	conn, err := r.network.client.Dial(ctx, "tcp", to.String())
+// flow moves as much as it can, from the client or to it.
+func (n *network) flow(ctx context.Context, to netip.AddrPort, long time.Duration, move func(net.Conn, []byte) (int, error)) (flow, error) {
+	conn, err := n.client.Dial(ctx, "tcp", to.String())
 	if err != nil {
 		return flow{}, err
 	}
 	defer conn.Close()
 	block := make([]byte, 1<<18)
-	long := time.Duration(r.pick(2000, 100)) * time.Millisecond
 	var x flow
 	for began := time.Now(); x.took < long; x.took = time.Since(began) {
-		n, err := conn.Write(block)
+		n, err := move(conn, block)
 		if err != nil {
-			return x, fmt.Errorf("send to %s: %w", to, err)
+			return x, fmt.Errorf("flow through %s: %w", to, err)
 		}
 		x.bytes += float64(n)
 	}

@@ -220,6 +220,7 @@ var parts = []part{
 	{"userspace", "Mode userspace", (*bench).measureUserspace},
 	{"traffic", "Counting connections", (*bench).measureCounting},
 	{"silence", "Endpoints that do not answer", (*bench).measureSilence},
+	{"direct", "Direct return", (*bench).measureDirect},
 	{"connect", "Socket acceleration", (*bench).measureAcceleration},
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }

@@ -309,6 +309,9 @@ const (
 	roleCounting role = "traffic"
 	// roleEvidence measures what it costs to know who does not answer.
 	roleEvidence role = "evidence"
+	// roleIngress measures connections with direct return, and roleSlots its tables.
+	roleIngress role = "ingress"
+	roleSlots   role = "slots"
 	// Mode ipvs. roleIPVS runs the other roles, each in a process of its own: the
 	// library's calls, a whole backend, changes after its first round, and connections.
 	roleIPVS           role = "ipvs"
@@ -448,7 +451,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleEvidence: measureEvidence,
+		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleEvidence: measureEvidence, roleIngress: measureIngress, roleSlots: measureSlots,
 		roleConnect: measureConnect, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 		roleIPVS: measureIPVS, roleLibrary: measureLibrary,
