@@ -203,8 +203,9 @@ pins: ## take the newest packages of Debian into build/release/debian/packages.t
 # The mode of the proxy in a cluster.
 MODE ?= nftables
 
-# Any text turns socket acceleration on in a cluster.
+# Any text turns a layer on in a cluster, for all Services.
 ACCELERATION ?=
+DIRECT ?=
 
 # What connects the pods of a cluster, and a port of loopback for the API server. Without, these
 # are routes, and its address.
@@ -215,7 +216,7 @@ API_PORT ?=
 CLUSTER ?=
 
 # The parts of a cluster from this tree: the image with the commands of iptables, and the chart.
-ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)' -network '$(NETWORK)' -api-port '$(API_PORT)' $(if $(ACCELERATION),-socket-acceleration)
+ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)' -network '$(NETWORK)' -api-port '$(API_PORT)' $(if $(ACCELERATION),-with 'socket acceleration')$(if $(DIRECT),-with 'direct return')
 
 # For mode ipvs, a cluster may have to be in a virtual machine: where this kernel has no
 # IPVS, and where KERNEL is given.
@@ -227,7 +228,7 @@ cluster conformance changes test-cluster test-pages ready-cluster: SYSTEMS := li
 cluster conformance changes test-cluster test-pages ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
-cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, NETWORK=flannel or kube-router for these between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
+cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, DIRECT=1 for direct return, NETWORK=flannel or kube-router for these between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
 	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
 	@$(nodes) up $(ours)
 
@@ -236,7 +237,7 @@ cluster-down: root $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: root $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy; PART=1/3 takes a third of the specs, and all thirds count as one run
+conformance: root $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy; ACCELERATION and DIRECT as above; PART=1/3 takes a third of the specs, and all thirds count as one run
 	@$(setup_machine)
 	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PART),-part $(PART)) $(if $(PROXY),-proxy $(PROXY))
 

@@ -208,7 +208,7 @@ func (s Sequence) Select(want func(name string) bool) (Sequence, error) {
 // Try makes the change under load.
 func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
 	result := Change{
-		Name: t.Name, Mode: s.Chart.Mode, SocketAcceleration: s.Chart.SocketAcceleration, About: t.About,
+		Name: t.Name, Mode: s.Chart.Mode, With: s.Chart.With, About: t.About,
 		On: time.Now().UTC(), Version: s.Chart.Tag, Kernel: Kernel(),
 	}
 	switch t.Name {

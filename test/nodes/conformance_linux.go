@@ -340,7 +340,7 @@ func firstLine(text string) string {
 // Run is what a Selection gave with one proxy in one mode.
 type Run struct {
 	Proxy, Mode, Selection string
-	SocketAcceleration     bool   `json:",omitempty"`
+	With                   string `json:",omitempty"` // Chart.With
 	Part                   Part   `json:",omitzero"`
 	Version                string // of the proxy
 	Kubernetes, Kernel     string
@@ -349,14 +349,14 @@ type Run struct {
 }
 
 // setting is what rows and specs call a mode.
-func setting(mode string, socketAcceleration bool) string {
-	if socketAcceleration {
-		return mode + " with socket acceleration"
+func setting(mode, with string) string {
+	if with != "" {
+		mode += " with " + with
 	}
 	return mode
 }
 
-func (r Run) setting() string { return setting(r.Mode, r.SocketAcceleration) }
+func (r Run) setting() string { return setting(r.Mode, r.With) }
 
 // key is what runs have in common of which the last one counts.
 func (r Run) key() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
@@ -368,16 +368,16 @@ func (r Run) covers(other Run) bool {
 
 // Change is what became of connections while something was changed.
 type Change struct {
-	Name, Mode, About  string
-	SocketAcceleration bool   `json:",omitempty"`
-	Version            string // of this proxy
-	Kernel             string
-	On                 time.Time
-	Took               time.Duration
-	Flows              []Flow
+	Name, Mode, About string
+	With              string `json:",omitempty"` // Chart.With
+	Version           string // of this proxy
+	Kernel            string
+	On                time.Time
+	Took              time.Duration
+	Flows             []Flow
 }
 
-func (c Change) setting() string { return setting(c.Mode, c.SocketAcceleration) }
+func (c Change) setting() string { return setting(c.Mode, c.With) }
 
 // key is what changes have in common of which the last one counts.
 func (c Change) key() string { return c.Name + " " + c.setting() }

@@ -92,14 +92,14 @@ func TestUpdate(t *testing.T) {
 	for _, passed := range []int{1, 131} {
 		run.Results = Results{Passed: passed, Failed: []Spec{{"one", "why"}}, Took: time.Minute}
 		accelerated := run
-		accelerated.SocketAcceleration, accelerated.Version = true, "v2"
+		accelerated.With, accelerated.Version = Acceleration, "v2"
 		kit.Must(t, errors.Join(Update(file, page, &run, nil), Update(file, page, &accelerated, nil)))
 	}
 	change := Change{Name: "roll", Mode: "nftables", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
 		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Slow: 3, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
 		{Name: "node", Counts: Counts{New: 20}},
 	}}
-	accelerated := Change{Name: "roll", Mode: "nftables", SocketAcceleration: true, About: "rolled", On: day, Flows: []Flow{{Name: "pod", Counts: Counts{New: 40, Due: 50}}}}
+	accelerated := Change{Name: "roll", Mode: "nftables", With: Acceleration, About: "rolled", On: day, Flows: []Flow{{Name: "pod", Counts: Counts{New: 40, Due: 50}}}}
 	drained := Change{Name: "drain", Mode: "nftables", About: "drained", On: day, Flows: change.Flows}
 	for _, c := range []*Change{&change, &accelerated, &drained} {
 		kit.Must(t, Update(file, page, nil, c))

@@ -33,11 +33,20 @@ type Chart struct {
 	// Repository and Tag are of the image, whose archive is one of Cluster.Archives.
 	Repository, Tag string
 	Mode            string
-	// SocketAcceleration is whether sockets get endpoints at connect(2).
-	SocketAcceleration bool
+	// With is a layer above the rules, one of Layers, or nothing.
+	With string
 	// Server is the API server's address. Without, the chart finds one in the cluster.
 	Server string
 }
+
+// The layers that all Services may have.
+const (
+	Acceleration = "socket acceleration"
+	DirectReturn = "direct return"
+)
+
+// Layers are what Chart.With may have.
+var Layers = []string{Acceleration, DirectReturn}
 
 // Install installs this proxy with Helm, and returns when every node has it and the DNS of
 // the cluster answers.
@@ -51,9 +60,15 @@ func (c *Cluster) Install(ctx context.Context, chart Chart) error {
 // values are those of the chart, in YAML. Specs of Kubernetes want NodePorts on loopback
 // addresses, too.
 func (chart Chart) values() string {
-	const nodePorts = "config: {nodePortAddresses: [primary, localhost]}"
-	return fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t, %s}\nimage: {repository: %q, tag: %q}\n",
-		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, nodePorts, chart.Repository, chart.Tag)
+	linux := "config: {nodePortAddresses: [primary, localhost]}"
+	switch chart.With {
+	case Acceleration:
+		linux = "socketAcceleration: true, " + linux
+	case DirectReturn:
+		linux = strings.TrimSuffix(linux, "}") + ", directReturn: true}"
+	}
+	return fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, %s}\nimage: {repository: %q, tag: %q}\n",
+		chart.Server, PodCIDR, chart.Mode, linux, chart.Repository, chart.Tag)
 }
 
 // Uninstall removes what Install made. Rules stay on the nodes. Helm does not wait for

@@ -83,7 +83,12 @@ func (p *proxyFlags) add(flags *flag.FlagSet) {
 	flags.StringVar(&p.chart.Repository, "repository", "localhost/kubeproxy", "name of the image, without -iptables")
 	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
 	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
-	flags.BoolVar(&p.chart.SocketAcceleration, "socket-acceleration", false, "sockets get endpoints when they connect")
+	flags.Func("with", "a layer above the rules for all Services: "+nodes.Acceleration+" or "+nodes.DirectReturn, func(text string) error {
+		if p.chart.With = text; !slices.Contains(nodes.Layers, text) {
+			return fmt.Errorf("want one of %q", nodes.Layers)
+		}
+		return nil
+	})
 	flags.Func("network", "what connects the pods: "+nodes.Flannel+" or "+nodes.KubeRouter+"; empty takes routes", func(text string) (err error) {
 		p.network, err = nodes.ParseNetwork(text)
 		return err
@@ -407,7 +412,10 @@ func conformance(ctx context.Context, args []string) error {
 			if t.only == "" && s.Name != "network" || !t.wants(s.Name) {
 				continue
 			}
-			run := nodes.Run{Proxy: x.name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC(), SocketAcceleration: x.first == ours && t.chart.SocketAcceleration}
+			run := nodes.Run{Proxy: x.name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC()}
+			if x.first == ours {
+				run.With = t.chart.With
+			}
 			err := t.in(ctx, x.first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return errors.Join(failed, err)
@@ -438,6 +446,9 @@ const logFolder = "build/.cache/conformance"
 // conform runs a selection, prints and records what became of it.
 func (t *trial) conform(ctx context.Context, c *nodes.Cluster, s nodes.Selection, procs int, run *nodes.Run) error {
 	name := run.Proxy + "-" + run.Mode + "-" + s.Name
+	if run.With != "" {
+		name += "-" + strings.ReplaceAll(run.With, " ", "-")
+	}
 	if run.Part.Count > 0 {
 		name += fmt.Sprintf("-%d-of-%d", run.Part.Number, run.Part.Count)
 	}
