@@ -86,6 +86,7 @@ type Set struct {
 	strangersAt    time.Time
 	conns          [2]Conn // by family, nil if closed
 	openErr        [2]error
+	begun          time.Time // with the ways: another process may still have the port
 }
 
 // node is one that is wanted, or was heard.
@@ -134,7 +135,7 @@ type incoming struct {
 // New returns a Set.
 func New(o Options) *Set {
 	signal := func() chan struct{} { return make(chan struct{}, 1) }
-	return &Set{o: o, nodes: map[string]*node{}, wake: signal(), changed: signal(), moved: [2]chan struct{}{signal(), signal()}}
+	return &Set{o: o, begun: time.Now(), nodes: map[string]*node{}, wake: signal(), changed: signal(), moved: [2]chan struct{}{signal(), signal()}}
 }
 
 // notify wakes whoever waits for c, once.
@@ -194,6 +195,7 @@ func (s *Set) farewells() (all []message) {
 func (s *Set) Reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.begun = time.Now()
 	for i := range s.conns {
 		s.reopen(i)
 	}
@@ -302,6 +304,7 @@ func (s *Set) why(n *node, i int) string {
 func (s *Set) Settled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now()
 	for name, n := range s.nodes {
 		if !n.wanted || name == s.o.Node {
 			continue
@@ -310,7 +313,7 @@ func (s *Set) Settled() bool {
 			return false
 		}
 		for i := range n.ways {
-			if w := &n.ways[i]; w.addr.IsValid() && s.openErr[i] == nil && !w.judged(time.Now()) {
+			if w := &n.ways[i]; w.addr.IsValid() && !w.judged(now) && (s.openErr[i] == nil || now.Sub(s.begun) < patience) {
 				return false
 			}
 		}

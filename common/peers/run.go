@@ -179,7 +179,7 @@ func (s *Set) serve(ctx context.Context, i int) {
 		}
 		var again <-chan time.Time
 		if own.IsValid() {
-			again = time.After(lookPause)
+			again = time.After(interval) // another process of this node may just end
 		}
 		wait(ctx, s.moved[i], again)
 	}

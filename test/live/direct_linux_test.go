@@ -59,14 +59,16 @@ func newDirectCluster(t *testing.T) *directCluster {
 // traces shows what direct return may leave.
 const traces = "ip link; ip rule; ip -6 rule; nft list tables | grep direct; ip route show table all | grep -w -e 107 -e encap; ip -6 route show table all | grep -w -e 107 -e encap"
 
-// run starts the proxy of a node.
+// run starts the proxy of a node. As in a pod, it may only read /proc/sys.
 func (c *directCluster) run(t *testing.T, node string, more ...string) {
 	t.Helper()
-	args := append([]string{"--manifests=" + c.dir, "--hostname-override=" + node, "--proxy-mode=nftables", "--cluster-cidr=" + netlab.ClusterCIDR}, more...)
-	c.proxies[node] = kubeProxy.Start(t, c.Host(node), args...)
+	args := append([]string{"--manifests=" + c.dir, "--hostname-override=" + node, "--proxy-mode=nftables", "--cluster-cidr=" + netlab.ClusterCIDR, "--iptables-sync-period=2s"}, more...)
+	cmd := kubeProxy.Command(args...)
+	const readOnly = `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && exec "$0" "$@"`
+	c.proxies[node] = program.Start(t, c.Host(node), exec.Command("unshare", append([]string{"--mount", "sh", "-c", readOnly, cmd.Path}, cmd.Args[1:]...)...))
 }
 
-// awaitLead waits until a node leads packets.
+// awaitLead waits until a node leads packets, and knows that by itself.
 func (c *directCluster) awaitLead(t *testing.T, node string) {
 	t.Helper()
 	kit.Until(t, node+" leads", func() bool {
@@ -75,7 +77,17 @@ func (c *directCluster) awaitLead(t *testing.T, node string) {
 				return false
 			}
 		}
-		return true
+		report := reportOf(t, c.proxies[node], program.MetricsAddr)
+		return report.Conditions["lacking-IPv4"]+report.Conditions["lacking-IPv6"] == ""
+	})
+}
+
+// awaitProbes waits until the process of a node has the port of probes.
+func (c *directCluster) awaitProbes(t *testing.T, node string) {
+	t.Helper()
+	owner := fmt.Sprintf("pid=%d,", c.proxies[node].Pid())
+	kit.Until(t, "the process probes from "+node, func() bool {
+		return strings.Count(c.on(t, node, "ss -lunp sport = :10256"), owner) == len(service.Families)
 	})
 }
 
@@ -199,14 +211,12 @@ func TestDirectReturn(t *testing.T) {
 	c.ingress(t, "node-d")
 	first := c.proxies["node-d"]
 	c.run(t, "node-d", "--healthz-bind-address="+secondHealth, "--metrics-bind-address="+secondMetrics)
-	kit.Until(t, "a second process probes from node-d", func() bool {
-		owner := fmt.Sprintf("pid=%d,", c.proxies["node-d"].Pid())
-		return strings.Count(c.on(t, "node-d", "ss -lunp sport = :10256"), owner) == len(service.Families)
-	})
+	c.awaitProbes(t, "node-d")
 	stay("a second process took over")
 	c.proxies["node-d"].Stop(t)
 	c.proxies["node-d"] = first
 	stay("it ended")
+	c.awaitProbes(t, "node-d")
 	c.awaitLead(t, "node-d")
 	stay("the first one is sure of its peers")
 	kit.Must(t, c.Host("node-c").Unplug())

@@ -147,7 +147,7 @@ func TestHandler(t *testing.T) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/web", nil))
 	const want = `{"mode":"nftables","node":"n1","version":"v1","started":"2026-07-01T12:00:00Z","generation":1,` +
-		`"health":{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"1970-01-01T00:00:00Z","healthy":true,"status":null},` +
+		`"health":{"lastUpdated":"0001-01-01T00:00:00Z","currentTime":"1970-01-01T00:00:00Z","healthy":true,"status":null},"endpoints":0,` +
 		`"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[` +
 		`{"protocol":"tcp","family":"IPv4","state":"programmed","generation":1,"since":"2026-07-01T12:00:01Z",` +
 		`"frontends":[{"kind":"ClusterIP","address":"10.96.0.1","port":80,"endpoints":1,"policy":"Cluster"}],"endpoints":1,"localEndpoints":1}]}]}` + "\n"

@@ -75,7 +75,9 @@ type Backend struct {
 	seen    *service.Snapshot
 	ports   map[portKey]*service.Port // those that ask
 	have    *state                    // nil if unknown
-	removed bool                      // there is nothing in the kernel
+	mtu     int                       // of the tunnel, and what keeps its packets from getting through, with have
+	fault   string
+	removed bool // there is nothing in the kernel
 	// inherited may send until the time, since nodes that have no endpoints are known only when they probe.
 	inherited []netip.Addr
 	until     time.Time
@@ -108,6 +110,20 @@ func (b *Backend) Road(to netip.Addr) uint32 {
 	return 0
 }
 
+// leads reports whether Road knows roads.
+func (b *Backend) leads(roads map[uint32]netip.Addr) bool {
+	all := b.roads.Load()
+	return all != nil && maps.Equal(*all, byAddress(roads))
+}
+
+func byAddress(roads map[uint32]netip.Addr) map[netip.Addr]uint32 {
+	all := make(map[netip.Addr]uint32, len(roads))
+	for m, a := range roads {
+		all[a] = m
+	}
+	return all
+}
+
 // Plan implements reconcile.Backend.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	b.follow(want)
@@ -128,7 +144,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{b: b, next: next, same: intact && next.equal(b.have)}
+	p := &plan{b: b, next: next, intact: intact, same: intact && next.equal(b.have)}
 	if b.until.IsZero() {
 		if b.inherited, err = b.system.Senders(); err != nil {
 			return nil, err
@@ -141,7 +157,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 			return nil, err
 		}
 		p.early = found == nftables.TheTable
-		p.same = p.early && intact && b.roads.Load() != nil
+		p.same = p.early && intact && b.leads(next.roads)
 	}
 	return p, nil
 }
@@ -258,6 +274,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 type plan struct {
 	b      *Backend
 	next   *state
+	intact bool // the tunnel and the routes
 	same   bool
 	early  bool // the table stays as an earlier process left it
 	had    *state
@@ -305,26 +322,29 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	}
 	o := p.Outcome()
 	p.had, b.have = b.have, nil
-	mtu, fault, err := b.system.Prepare(p.next.roads, p.next.from)
+	var err error
+	moved := p.had == nil || !p.intact || p.next.from != p.had.from || !maps.Equal(p.next.roads, p.had.roads)
+	if moved { // else all nodes would cost a change of one endpoint
+		b.mtu, b.fault, err = b.system.Prepare(p.next.roads, p.next.from)
+	}
 	if err != nil { // what is not led is translated
 		o.Degraded, o.Err = fmt.Sprintf("direct return of %s is off, and the rules translate: %v", b.family, err), b.system.Remove(ctx)
 		return o
 	}
-	roads := map[netip.Addr]uint32{}
-	for m, a := range p.next.roads {
-		roads[a] = m
-	}
+	roads := byAddress(p.next.roads)
 	if b.roads.Store(&roads); p.early {
 		return o
 	}
 	rules := p.next.rules
-	rules.Tunnel.MSS = mss(b.family, mtu)
-	err = errors.Join(p.set(ctx, &rules), b.system.Retain(p.next.roads))
+	rules.Tunnel.MSS = mss(b.family, b.mtu)
+	if err = p.set(ctx, &rules); moved {
+		err = errors.Join(err, b.system.Retain(p.next.roads))
+	}
 	if err == nil {
 		b.have = p.next
 	}
-	if fault != "" {
-		o.Degraded = strings.TrimPrefix(o.Degraded+"; ", "; ") + fault
+	if b.fault != "" {
+		o.Degraded = strings.TrimPrefix(o.Degraded+"; ", "; ") + b.fault
 	}
 	o.Err = err
 	return o

@@ -45,6 +45,8 @@ var anyAddress = net.IPv4(169, 254, 107, 112).To4()
 type Kernel struct {
 	table nftables.DirectTable
 	index int // of the device that the routes use
+	// filters are the values of rp_filter that the settings of the device are for.
+	filters [2]string
 }
 
 // NewKernel returns a Kernel.
@@ -171,18 +173,22 @@ func (k *Kernel) Prepare(roads map[uint32]netip.Addr, from netip.Addr) (mtu int,
 
 // settings lets the tunnel accept packets of any source, and returns what else does not.
 func (k *Kernel) settings(l netlink.Link) (fault string, err error) {
-	files := sysctl.Host()
+	files := sysctl.Host() // which a pod may only read
 	if k.table.Family == service.IPv6 {
-		err := files.WriteFile("proc/sys/net/ipv6/conf/"+Device+"/disable_ipv6", []byte("0"))
+		name := "proc/sys/net/ipv6/conf/" + Device + "/disable_ipv6"
+		value, err := files.ReadFile(name)
+		if err == nil && strings.TrimSpace(string(value)) != "0" {
+			err = files.WriteFile(name, []byte("0"))
+		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("have IPv6 on device %s: %w", Device, err)
 		}
 		return "", nil
 	}
-	_ = files.WriteFile("proc/sys/net/ipv4/conf/"+Device+"/rp_filter", []byte("0")) // the larger one of both counts
-	for _, where := range []string{Device, "all"} {
-		value, _ := files.ReadFile("proc/sys/net/ipv4/conf/" + where + "/rp_filter")
-		switch strings.TrimSpace(string(value)) {
+	_ = allowSources(l) // what is left of it is told below
+	k.filters = filters()
+	for i, where := range filtered {
+		switch k.filters[i] {
 		case "2": // is like 1 on a device without an address (kernel: net/ipv4/fib_frontend.c, __fib_validate_source)
 			if err := netlink.AddrReplace(l, &netlink.Addr{IPNet: &net.IPNet{IP: anyAddress, Mask: net.CIDRMask(32, 32)}, Scope: unix.RT_SCOPE_LINK}); err != nil {
 				return "", fmt.Errorf("give device %s the address %s: %w", Device, anyAddress, err)
@@ -192,6 +198,32 @@ func (k *Kernel) settings(l netlink.Link) (fault string, err error) {
 		}
 	}
 	return "", nil
+}
+
+// filtered are the interfaces whose rp_filter counts for what comes through the tunnel.
+var filtered = [...]string{Device, "all"}
+
+func filters() (all [len(filtered)]string) {
+	for i, where := range filtered {
+		value, _ := sysctl.Host().ReadFile("proc/sys/net/ipv4/conf/" + where + "/rp_filter")
+		all[i] = strings.TrimSpace(string(value))
+	}
+	return all
+}
+
+// allowSources sets rp_filter of l to 0. The larger one of l and of all counts. (Kernel:
+// include/uapi/linux/ip.h, IPV4_DEVCONF_RP_FILTER; include/uapi/linux/if_link.h, IFLA_INET_CONF.)
+func allowSources(l netlink.Link) error {
+	const settings, filter = 1, 8
+	r := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	m := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	m.Index = int32(l.Attrs().Index)
+	r.AddData(m)
+	families := nl.NewRtAttr(unix.IFLA_AF_SPEC, nil)
+	families.AddRtAttr(unix.AF_INET, nil).AddRtAttr(settings, nil).AddRtAttr(filter, nl.Uint32Attr(0))
+	r.AddData(families)
+	_, err := r.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // underlay returns the smallest MTU on the way to nodes.
@@ -273,6 +305,9 @@ func (k *Kernel) Intact(roads map[uint32]netip.Addr) (bool, error) {
 	l, err := device()
 	if err != nil || l == nil || l.Attrs().Index != k.index || l.Attrs().Flags&net.FlagUp == 0 {
 		return false, nil // Prepare reports it
+	}
+	if k.table.Family == service.IPv4 && k.filters != filters() {
+		return false, nil
 	}
 	have, err := k.present()
 	return maps.EqualFunc(k.rules(roads), have, func(_, _ *netlink.Rule) bool { return true }), err
