@@ -275,7 +275,7 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   4 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
+	@echo "   6 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
 	@$(report) $(BRIEF) -timeout 20m -skip '^Test($(LATER))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
