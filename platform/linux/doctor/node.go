@@ -252,7 +252,10 @@ func (n *Node) asked() int {
 	}
 	found, _ := proc.Listeners(net)
 	for _, l := range found {
-		if p, known := proc.BySocketInode(n.Proc, l.Inode); known && l.Protocol == service.TCP && l.ConflictsWith(n.AnsweredAt) {
+		if l.Protocol != service.TCP || !l.ConflictsWith(n.AnsweredAt) {
+			continue // looking for a process takes long, and mode userspace has thousands of listeners
+		}
+		if p, known := proc.BySocketInode(n.Proc, l.Inode); known {
 			return p.PID
 		}
 	}

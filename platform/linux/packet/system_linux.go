@@ -152,7 +152,7 @@ type roads struct {
 	devices   map[string]Device
 	links     map[int]Link
 	secured   map[service.Family][]netlink.XfrmPolicy
-	listeners []proc.Listener
+	listeners map[uint16][]proc.Listener // by port
 	unlisted  error
 	waited    bool // for neighbours
 	// neighbours are those of an interface, by its index and the family.
@@ -412,9 +412,14 @@ func (s *System) Listens(p service.Protocol, at netip.AddrPort) (listens, known 
 		return false, false
 	}
 	if s.listeners == nil && s.unlisted == nil {
-		s.listeners, s.unlisted = proc.Listeners(os.DirFS("/proc/thread-self/net"))
+		var all []proc.Listener
+		all, s.unlisted = proc.Listeners(os.DirFS("/proc/thread-self/net"))
+		s.listeners = map[uint16][]proc.Listener{}
+		for _, l := range all {
+			s.listeners[l.Addr.Port()] = append(s.listeners[l.Addr.Port()], l)
+		}
 	}
-	for _, l := range s.listeners {
+	for _, l := range s.listeners[at.Port()] {
 		if l.Protocol == p && l.ConflictsWith(at) {
 			return true, true
 		}
