@@ -46,6 +46,8 @@ type Trial struct {
 	OnlyN3 bool
 	// Drains says that virtual servers of mode ipvs go first, once no connection needs them.
 	Drains bool
+	// External has clients outside connect to external addresses, in place of all others.
+	External bool
 	// Patience is how long clients wait, if it is longer than answerTimeout.
 	Patience time.Duration
 	// Note explains for the page what is lost.
@@ -93,6 +95,8 @@ func (t Trial) tolerates(mode string, f Flow) Tolerated {
 	switch {
 	case t.OnlyN3 && f.Node != "" && f.Node != node(3):
 		return Nothing
+	case t.External && strings.HasSuffix(f.Name, ", UDP"): // nobody repeats a datagram
+		return max(t.Tolerated, Anything)
 	case mode == "userspace":
 		return max(t.Tolerated, t.Userspace)
 	}
@@ -167,10 +171,7 @@ var Sequences = []Sequence{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/distributions.md says for k3s", change: installEmbedded},
 		{Name: "embedded-back", About: "back to the kube-proxy within another process", Userspace: Held, Drains: true, Note: relayNote, change: goBackEmbedded},
 	}},
-	{Paired: true, Trials: []Trial{
-		{Name: "dead-known", About: "a node that stays without power, with kubeadm's kube-proxy", Tolerated: OfOthers, Patience: deadPatience, Note: deadNote, change: dead, finish: revive},
-		{Name: "dead", About: "a node that stays without power", Tolerated: Anything, Patience: deadPatience, Note: deadNote, prepare: replaceKnown, change: dead, finish: revive},
-	}},
+	deadSequence, ingressSequence,
 }
 
 const relayNote = "in mode userspace, a process of the proxy relays what is held, and it ends"
@@ -231,7 +232,7 @@ func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
 		life = drainingLife
 	}
 	var err error
-	result.Flows, result.Took, err = c.Under(ctx, Load{Life: life, Patience: t.Patience}, func(ctx context.Context) error { return t.change(ctx, c, s) })
+	result.Flows, result.Took, err = c.Under(ctx, Load{Life: life, Patience: t.Patience, External: t.External}, func(ctx context.Context) error { return t.change(ctx, c, s) })
 	if err == nil && t.finish != nil {
 		err = t.finish(ctx, c, s)
 	}
@@ -297,6 +298,9 @@ func (c *Cluster) flows(ctx context.Context, like Load) ([]*flow, error) {
 	}
 	web, web6 := reach{service: "web", family: discovery.AddressTypeIPv4}, reach{service: "web", family: discovery.AddressTypeIPv6}
 	local := func(i int) reach { return reach{"local", discovery.AddressTypeIPv4, node(i)} }
+	if like.External {
+		return externalFlows(client, outside, web, web6), nil
+	}
 	return []*flow{
 		client("tcp", "pod to ClusterIP", pod, ips[0]+":80", web),
 		client("tcp", "pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80", web6),
@@ -463,6 +467,8 @@ type Load struct {
 	Life time.Duration
 	// Patience is how long an answer may take; 0 is answerTimeout.
 	Patience time.Duration
+	// External says that clients are outside, and are to keep their endpoints, over UDP, too.
+	External bool
 }
 
 // Counts are what became of a Load.
@@ -537,7 +543,7 @@ func (l Load) Run(ctx context.Context) Counts {
 func (l *load) try() (net.Conn, error) {
 	c, err := net.DialTimeout(l.Network, l.Address, l.patience())
 	if err == nil {
-		err = l.ask(c, bufio.NewReader(c))
+		_, err = l.ask(c, bufio.NewReader(c))
 		_ = c.Close() // the answer is there
 	}
 	return c, err
@@ -589,9 +595,13 @@ func (l *load) hold(ctx context.Context) {
 		opened := time.Now()
 		begin := opened
 		c, err := net.DialTimeout(l.Network, l.Address, l.patience())
-		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; {
+		for r, first := bufio.NewReader(c), ""; err == nil && ctx.Err() == nil; {
 			begin = time.Now()
-			if err = l.ask(c, r); err == nil {
+			endpoint := ""
+			if endpoint, err = l.ask(c, r); err == nil && l.External && first != "" && endpoint != first {
+				err = errors.New("another endpoint")
+			}
+			if first = endpoint; err == nil {
 				l.mu.Lock()
 				l.counts.Held++
 				l.mu.Unlock()
@@ -626,37 +636,38 @@ func pause(ctx context.Context, d time.Duration) {
 
 const request = "GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n"
 
-// ask sends a request that agnhost's netexec answers.
-func (l *load) ask(c net.Conn, r *bufio.Reader) error {
+// ask sends a request that agnhost's netexec answers, over UDP with the name of the endpoint.
+func (l *load) ask(c net.Conn, r *bufio.Reader) (endpoint string, err error) {
 	if err := c.SetDeadline(time.Now().Add(l.patience())); err != nil {
-		return err
+		return "", err
 	}
 	if l.Network == "udp" {
 		if _, err := io.WriteString(c, "hostname"); err != nil {
-			return err
+			return "", err
 		}
-		_, err := c.Read(make([]byte, 512))
-		return err
+		answer := make([]byte, 512)
+		n, err := c.Read(answer)
+		return string(answer[:n]), err
 	}
 	if _, err := io.WriteString(c, request); err != nil {
-		return err
+		return "", err
 	}
 	n := 0
 	for first := true; ; first = false {
 		line, err := r.ReadString('\n')
 		if err != nil {
-			return err
+			return "", err
 		}
 		if status := strings.TrimSpace(line); first && status != "HTTP/1.1 200 OK" {
-			return errors.New(status)
+			return "", errors.New(status)
 		}
 		if line == "\r\n" {
 			break
 		}
 		_, _ = fmt.Sscanf(line, "Content-Length: %d", &n) // other lines do not matter
 	}
-	_, err := io.CopyN(io.Discard, r, int64(n))
-	return err
+	_, err = io.CopyN(io.Discard, r, int64(n))
+	return "", err
 }
 
 // lost notes how something was lost that had begun at a time. The caller holds the lock.
@@ -682,22 +693,6 @@ func kind(err error) string {
 	}
 	return err.Error()
 }
-
-func rollApplication(ctx context.Context, c *Cluster, _ Setting) error {
-	err := c.kubectls(ctx,
-		[]string{"-n", loadNamespace, "rollout", "restart", "deployment/web"},
-		[]string{"-n", loadNamespace, "rollout", "status", "deployment/web", timeout()})
-	if err != nil {
-		return err
-	}
-	return poll(ctx, patience, func() (bool, error) { // until the last old pod is gone
-		pods, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "pods", "-l", "app=web", "-o", "name")
-		return strings.Count(pods, "\n") == replicas, err
-	})
-}
-
-// replicas is how many pods load.yaml asks for.
-const replicas = 6
 
 // drain takes a node that no client is on, or connects to.
 func drain(ctx context.Context, c *Cluster, _ Setting) error {

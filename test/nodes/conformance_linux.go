@@ -619,7 +619,7 @@ func (d *Document) losses() string {
 			continue
 		}
 		why := "no reason is known"
-		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || c.Mode == "userspace") {
+		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || t.External || c.Mode == "userspace") {
 			why = t.Note
 		}
 		order, titles[why] = also(order, why), also(titles[why], c.Name)

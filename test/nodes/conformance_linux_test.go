@@ -411,7 +411,7 @@ func TestRefusedRequest(t *testing.T) {
 		_, _ = io.WriteString(server, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
 	}()
 	l := &load{Load: Load{Network: "tcp"}}
-	err := l.ask(client, bufio.NewReader(client))
+	_, err := l.ask(client, bufio.NewReader(client))
 	kit.Check(t, err != nil && strings.Contains(err.Error(), "503"), "%v, want an error with status 503", err)
 }
 

@@ -24,6 +24,12 @@ const hanging = 5 * time.Second
 // kube-proxy one of four does: a client draws a dead endpoint, and its kernel keeps it to that.
 const mostLate = 50
 
+// deadSequence has the power of a node with pods taken.
+var deadSequence = Sequence{Paired: true, Trials: []Trial{
+	{Name: "dead-known", About: "a node that stays without power, with kubeadm's kube-proxy", Tolerated: OfOthers, Patience: deadPatience, Note: deadNote, change: dead, finish: revive},
+	{Name: "dead", About: "a node that stays without power", Tolerated: Anything, Patience: deadPatience, Note: deadNote, prepare: replaceKnown, change: dead, finish: revive},
+}}
+
 const deadNote = "until the API server misses the node, it calls its pods ready"
 
 func (t Trial) judgeLate(f Flow) error {
@@ -87,6 +93,22 @@ func revive(ctx context.Context, c *Cluster, s Setting) error {
 	}
 	return rollApplication(ctx, c, s)
 }
+
+func rollApplication(ctx context.Context, c *Cluster, _ Setting) error {
+	err := c.kubectls(ctx,
+		[]string{"-n", loadNamespace, "rollout", "restart", "deployment/web"},
+		[]string{"-n", loadNamespace, "rollout", "status", "deployment/web", timeout()})
+	if err != nil {
+		return err
+	}
+	return poll(ctx, patience, func() (bool, error) { // until the last old pod is gone
+		pods, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "pods", "-l", "app=web", "-o", "name")
+		return strings.Count(pods, "\n") == replicas, err
+	})
+}
+
+// replicas is how many pods load.yaml asks for.
+const replicas = 6
 
 // writeLate adds what clients waited for while a node was dead.
 func (d *Document) writeLate(out *strings.Builder) {
